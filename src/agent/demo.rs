@@ -130,7 +130,7 @@ impl DemoSettings {
             device_plugin_directory: node.kubelet.device_plugin_directory(),
             claim_directories: ClaimDirectories { plugins, cdi: directory.join("cdi"), proc: proc_root.clone() },
             devices: HardwareSettings { proc_root: proc_root.clone(), sample_interval, ..self.agent.devices }
-                .hurry(self.faults.unwrap_or(1)),
+                .sped_up(self.faults.unwrap_or(1)),
             pods_api: PodsApiSettings { socket: node.kubelet.pods_api_socket(), ..self.agent.pods_api },
             processes: ProcessesSettings { proc_root, pod_logs_root, ..self.agent.processes },
             health: health_config(self.faults),

@@ -8,15 +8,15 @@
 //! |---|---|---|---|---|
 //! | `hardware` | `handle` | `supervisor`: sends commands, keeps deadlines, publishes | never | after the handle is dropped |
 //! | `driver` | `handle` | `worker`: opens, lists and closes the driver | yes | with `hardware` |
-//! | `gpu-…` | `fleet`, one for each GPU | `worker`: reads the GPU | yes | with `hardware` |
+//! | `gpu-…` | `enumerated_gpus`, one for each GPU | `worker`: reads the GPU | yes | with `hardware` |
 //! | `events` | `supervisor`, one for each session | `event_thread`: waits for XIDs | yes | with its session |
-//! | `ask-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list | yes | with its answer |
+//! | `query-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list | yes | with its answer |
 //!
 //! A thread that is stuck in a call continues when the call returns, or ends if what the last column names has happened.
 //!
 //! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
-//! - Control: `handle`, `supervisor`, `fleet` (the GPUs), `tiers` (what is read when, and why), `rounds` (one publication for each),
-//!   `release`.
+//! - Control: `handle`, `supervisor`, `enumerated_gpus`, `tiers` (what is read when, and why), `rounds` (one publication
+//!   for each), `release`.
 //! - Totals over all sessions, without threads and clocks: `gpu_state` on `monotone`, `energy_counter`, `clock_events`,
 //!   `recent_use`, `pcie_bytes`; `module_energy`. Of one reader: `integrate`.
 //! - Sources: `nvml`, `simulated`, and the PCI bus in `pci`.
@@ -24,8 +24,8 @@
 mod clock_events;
 mod demand;
 mod energy_counter;
+mod enumerated_gpus;
 mod event_thread;
-mod fleet;
 mod gpu_state;
 mod handle;
 pub mod integrate;

@@ -57,7 +57,7 @@ impl HardwareSettings {
 
     /// Divides all intervals and limits, except that of a release.
     #[must_use]
-    pub fn hurry(self, times: u32) -> Self {
+    pub fn sped_up(self, times: u32) -> Self {
         let times = times.max(1);
         let both = |(first, longest): (Duration, Duration)| (first / times, longest / times);
         Self {

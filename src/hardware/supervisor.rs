@@ -37,8 +37,8 @@ use tokio::sync::watch;
 use tracing::info;
 
 use self::loads::DriverLoads;
+use super::enumerated_gpus::EnumeratedGpus;
 use super::event_thread::{EventThread, XidSender};
-use super::fleet::Fleet;
 use super::messages::{DriverCommand, Notice, PassReport, SupervisorMessage, SupervisorSender};
 use super::plausible;
 use super::release::Releases;
@@ -114,7 +114,7 @@ pub struct Supervisor {
     /// Driver and number of GPUs at the last opening.
     last_opened: Option<(Option<DriverInfo>, usize)>,
     reopen: Backoff,
-    fleet: Fleet,
+    gpus: EnumeratedGpus,
     rounds: Rounds,
     /// The problem ends when a GPU answers, not with the next list.
     awaits_an_answer: bool,
@@ -136,7 +136,7 @@ impl Supervisor {
         Self {
             state: HardwareState { implausible_readings: plausible::all_zero(), ..state },
             reopen: Backoff::new(settings.reopen),
-            fleet: Fleet::new(settings.clone(), clock, to_supervisor.clone()),
+            gpus: EnumeratedGpus::new(settings.clone(), clock, to_supervisor.clone()),
             settings,
             clock,
             driver_thread,
@@ -181,7 +181,7 @@ impl Supervisor {
     /// When something is due: the next round and the end of one on time, everything else a little late.
     fn wake_up(&self, now: Monotonic) -> Monotonic {
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
-        let round = self.rounds.deadline().into_iter().chain(self.fleet.next_pass(now)).filter(|_| is_open).min();
+        let round = self.rounds.deadline().into_iter().chain(self.gpus.next_pass(now)).filter(|_| is_open).min();
         let latest = now + self.settings.watchdog / WAKE_UPS;
         // At least a moment, so that a deadline in the past cannot make the loop spin.
         round.map_or(latest, |round| round.min(latest)).max(now + Duration::from_millis(1))
@@ -201,7 +201,7 @@ impl Supervisor {
             self.resume(now);
         }
         let has_event_thread = self.event_thread.as_ref().is_some_and(|event_thread| !event_thread.has_ended());
-        let stuck = self.fleet.mark_stuck(now);
+        let stuck = self.gpus.mark_stuck(now);
         for gpu in &stuck {
             self.rounds.stop_waiting_for(gpu);
             if let SessionPhase::Draining { pending, .. } = &mut self.phase {
@@ -239,9 +239,9 @@ impl Supervisor {
 
     fn answer_releases(&mut self, now: Monotonic) {
         let is_closed = matches!(self.phase, SessionPhase::Closed { .. });
-        let (fleet, leaked, has_driver_call) = (&self.fleet, &self.leaked_waits, self.driver_call_since.is_some());
+        let (gpus, leaked, has_driver_call) = (&self.gpus, &self.leaked_waits, self.driver_call_since.is_some());
         self.releases.answer(is_closed, now, self.settings.release_limit, || {
-            let mut holders: Vec<String> = fleet.stuck().map(|gpu| format!("a call on {gpu}")).collect();
+            let mut holders: Vec<String> = gpus.stuck().map(|gpu| format!("a call on {gpu}")).collect();
             holders.extend((!leaked.is_empty()).then(|| "the wait for events".to_owned()));
             holders.extend(has_driver_call.then(|| "a call that opens, lists or closes the driver".to_owned()));
             if holders.is_empty() {
@@ -255,7 +255,7 @@ impl Supervisor {
         if self.rounds.end_if_complete(now) {
             self.publish();
         }
-        let started = self.fleet.start_passes(session, now);
+        let started = self.gpus.start_passes(session, now);
         self.rounds.add(started, self.round_deadline(now));
     }
 
@@ -301,8 +301,8 @@ impl Supervisor {
             SupervisorMessage::EventThreadEnded(number) => {
                 self.event_thread.take_if(|event_thread| event_thread.number == number);
             }
-            SupervisorMessage::Held { held, changed } => self.fleet.set_held(held, &changed, now),
-            SupervisorMessage::Watched(watched) => self.fleet.set_watched(watched, now),
+            SupervisorMessage::Held { held, changed } => self.gpus.set_held(held, &changed, now),
+            SupervisorMessage::Watched(watched) => self.gpus.set_watched(watched, now),
             SupervisorMessage::Release(duration, reply) => {
                 info!(duration = words::duration(duration), "the driver is released on request");
                 self.releases.release(duration, reply, self.clock.now(), self.settings.release_limit);
@@ -333,7 +333,7 @@ impl Supervisor {
             *next_inspection = now;
         }
         for gpu in notice.slow_due {
-            self.fleet.request_after_event(&gpu);
+            self.gpus.request_after_event(&gpu);
         }
         if notice.session_over {
             self.end_session(SESSION_OVER, now);
@@ -345,10 +345,10 @@ impl Supervisor {
         self.count_implausible(&report.pass.implausible);
         let status = report.pass.status;
         // A call that returns late used handles of an earlier session.
-        let is_current = matches!(self.phase, SessionPhase::Open { .. }) && self.fleet.is_current(&report);
+        let is_current = matches!(self.phase, SessionPhase::Open { .. }) && self.gpus.is_current(&report);
         let is_first = report.fresh && is_current && status == PassStatus::Answers;
-        let is_late = self.rounds.count_pass(&report, is_current, self.fleet.is_news(&report));
-        self.fleet.apply_pass(report, is_current, now);
+        let is_late = self.rounds.count_pass(&report, is_current, self.gpus.is_news(&report));
+        self.gpus.apply_pass(report, is_current, now);
         if !is_current {
             return;
         }
@@ -361,7 +361,7 @@ impl Supervisor {
                 }
             }
             PassStatus::SessionOver => self.end_session(SESSION_OVER, now),
-            PassStatus::Lost | PassStatus::Unlisted if self.fleet.all_lost() => self.end_session(ALL_LOST, now),
+            PassStatus::Lost | PassStatus::Unlisted if self.gpus.all_lost() => self.end_session(ALL_LOST, now),
             PassStatus::Lost | PassStatus::Unlisted => {}
         }
         // The first readings of a GPU wait for no other GPU.

@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use super::allocation_record::{AllocationRecord, Ending, Xid};
-use super::subject::{self, Holders};
+use super::recording::{self, Holders};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Figures, LISTS_NONE_AT_START, Moment, Monotonic, Snapshot, UnixSeconds};
 
@@ -73,7 +73,7 @@ impl AllocationTracker {
         self.observations += 1;
         let before = self.waiting.len();
         let mut urgent = false;
-        let holders = LazyCell::new(|| subject::holders(snapshot));
+        let holders = LazyCell::new(|| recording::holders(snapshot));
         for account in &snapshot.accounts {
             urgent |= self.follow(account, snapshot, &holders);
         }
@@ -101,7 +101,7 @@ impl AllocationTracker {
         // What is here is newer in any case.
         let live = self.live();
         for record in open.into_iter().filter(|record| !live.contains_key(&record.id)) {
-            self.orphans.entry(subject::record_key(&record)).or_default().push(record);
+            self.orphans.entry(recording::record_key(&record)).or_default().push(record);
         }
         for (key, tracked) in &mut self.tracked {
             tracked.continue_one_of(&mut self.orphans, &mut self.waiting, key, now.unix);
@@ -142,7 +142,7 @@ impl AllocationTracker {
         snapshot: &'a Snapshot,
         holders: &impl Deref<Target = Holders<'a>>,
     ) -> bool {
-        let key = subject::account_key(account);
+        let key = recording::account_key(account);
         let figures = account.figures;
         let now = LastAccount { created: account.created, figures, seen: self.observations };
         let last = match self.last_accounts.get_mut(&key) {
@@ -163,7 +163,7 @@ impl AllocationTracker {
         let Some(tracked) = self.tracked.get_mut(&key) else { return false };
         let mut urgent = false;
         if tracked.record.pod_uid.is_none()
-            && let Some(uid) = subject::pod_uid(snapshot, &account.container)
+            && let Some(uid) = recording::pod_uid(snapshot, &account.container)
         {
             tracked.record.pod_uid = Some(uid);
             tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
@@ -171,7 +171,7 @@ impl AllocationTracker {
         }
         urgent |= tracked.update(account, snapshot);
         if !is_held && goes_on {
-            let replaced = subject::is_replaced(account, holders);
+            let replaced = recording::is_replaced(account, holders);
             tracked.end(snapshot.at, if replaced { Ending::Replaced } else { Ending::Released });
             urgent = true;
         }
@@ -196,9 +196,9 @@ impl AllocationTracker {
         let first = last.is_none();
         let began = if first { account.created } else { snapshot.at.unix };
         let mut tracked = Tracked {
-            record: subject::record(account, snapshot, began, self.next_id(snapshot.at)),
+            record: recording::record(account, snapshot, began, self.next_id(snapshot.at)),
             base: last.map_or_else(Figures::default, |last| last.figures),
-            base_xids: if first { vec![] } else { subject::xids(account, snapshot) },
+            base_xids: if first { vec![] } else { recording::xids(account, snapshot) },
             carried: Figures::default(),
             carried_xids: vec![],
             continues_earlier: false,
@@ -244,7 +244,7 @@ impl AllocationTracker {
                 // Of a MIG device too: a cause of its GPU is one of its own.
                 let concerned = (&transition.gpu, &transition.mig) == (&key.gpu, &key.mig);
                 if concerned && tracked.ended.is_none() && transition.at.monotonic >= tracked.since {
-                    subject::note(&mut tracked.record, subject::health_event(transition));
+                    recording::add_health_event(&mut tracked.record, recording::health_event(transition));
                     self.waiting.insert(tracked.record.id, tracked.record.clone());
                     urgent = true;
                 }
@@ -254,7 +254,7 @@ impl AllocationTracker {
         // A first check is no transition, and an earlier agent may have left the device in another state.
         for (key, tracked) in self.tracked.iter_mut().filter(|(_, tracked)| tracked.ended.is_none()) {
             let health = snapshot.health.device(&key.gpu, key.mig.as_ref());
-            if health.is_some_and(|health| subject::note_difference(&mut tracked.record, health)) {
+            if health.is_some_and(|health| recording::add_health_difference(&mut tracked.record, health)) {
                 self.waiting.insert(tracked.record.id, tracked.record.clone());
                 urgent = true;
             }
@@ -271,11 +271,11 @@ impl AllocationTracker {
             return false;
         }
         let Self { orphans, waiting, .. } = self;
-        let holders = subject::holders(snapshot);
+        let holders = recording::holders(snapshot);
         let mut urgent = false;
         orphans.retain(|key, records| {
             records.retain_mut(|record| {
-                let ended = subject::has_ended(record, key, snapshot, &holders);
+                let ended = recording::has_ended(record, key, snapshot, &holders);
                 if ended {
                     (record.ended, record.ending) = (Some(record.seen), Some(Ending::Unseen));
                     waiting.insert(record.id, record.clone());
@@ -312,10 +312,10 @@ impl Tracked {
         self.record.figures = self.carried.plus(account.figures.since(self.base));
         if self.ended.is_none() {
             self.set_seen(snapshot.at.unix);
-            subject::describe(&mut self.record, account, snapshot);
+            recording::describe(&mut self.record, account, snapshot);
         }
-        let own = subject::xids_since(account, snapshot, &self.base_xids);
-        let xids = subject::together(&self.carried_xids, &own);
+        let own = recording::xids_since(account, snapshot, &self.base_xids);
+        let xids = recording::together(&self.carried_xids, &own);
         let changed = xids != self.record.xids;
         self.record.xids = xids;
         changed
@@ -349,7 +349,7 @@ impl Tracked {
         key: &HoldingKey,
         now: UnixSeconds,
     ) {
-        let Some(same) = orphans.get_mut(&subject::without_uid(key)) else { return };
+        let Some(same) = orphans.get_mut(&recording::without_uid(key)) else { return };
         if let Some(index) = same.iter().position(|old| self.may_continue(old)) {
             waiting.remove(&self.record.id);
             self.continue_from(same.remove(index), now);
@@ -372,11 +372,11 @@ impl Tracked {
         // Whose lock was replaced may have begun first.
         self.record.began = old.began.min(self.record.began);
         self.record.pod_uid = self.record.pod_uid.take().or_else(|| old.pod_uid.clone());
-        self.record.xids = subject::together(&old.xids, &self.record.xids);
+        self.record.xids = recording::together(&old.xids, &self.record.xids);
         let own_events = std::mem::replace(&mut self.record.health, old.health.clone());
         self.record.health_dropped += old.health_dropped;
         for event in own_events {
-            subject::note(&mut self.record, event);
+            recording::add_health_event(&mut self.record, event);
         }
         self.carried_xids = old.xids;
         self.continues_earlier = true;

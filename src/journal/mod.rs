@@ -10,9 +10,9 @@ mod allocation_record;
 mod allocation_tracker;
 mod directory;
 mod query;
+mod recording;
 pub mod report;
 mod store;
-mod subject;
 mod usage;
 mod writer;
 

@@ -11,8 +11,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use serde::{Deserialize, Serialize};
 
 use super::allocation_record::AllocationRecord;
+use super::recording;
 use super::store::{FILE, Query, Store, StoreError};
-use super::subject;
 use super::writer::JournalReader;
 use crate::domain::model::{Snapshot, UnixSeconds};
 use crate::input::suggestion;
@@ -172,9 +172,9 @@ pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Resu
 pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
     let record = |(number, account)| {
-        let mut record = subject::record(account, snapshot, account.created, number);
+        let mut record = recording::record(account, snapshot, account.created, number);
         record.figures = account.figures;
-        record.xids = subject::xids(account, snapshot);
+        record.xids = recording::xids(account, snapshot);
         (number, record)
     };
     query.response(&snapshot.node_name, snapshot.at.unix.0, vec![], (1..).zip(held).map(record).collect())

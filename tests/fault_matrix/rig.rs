@@ -306,7 +306,7 @@ impl Rig {
         self.kubelet.node_status().get(GPU).map_or(0, |count| count.allocatable)
     }
 
-    pub fn note_files(&mut self) {
+    pub fn count_open_files(&mut self) {
         self.files = self.metrics().value("process_open_fds", &[]).unwrap_or(self.files);
     }
 

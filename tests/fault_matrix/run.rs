@@ -64,7 +64,7 @@ async fn fresh(area: &Area) -> Rig {
 /// Runs a row and returns the time to recovery.
 fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
     recovered(rig, RECOVERED).map_err(|problem| format!("not recovered before: {problem}"))?;
-    rig.note_files();
+    rig.count_open_files();
     let (before, pid, mark) = (rig.metrics(), rig.pid(), rig.log().len());
     (row.how)(rig);
     let mut began = Instant::now();

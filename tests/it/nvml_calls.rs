@@ -15,8 +15,8 @@ const TIERS: [Tier; 4] = [Tier::Slow, Tier::Fast, Tier::Medium, Tier::Processes]
 type Record = BTreeMap<(String, String), Vec<u64>>;
 
 /// A second of the test is twenty of a node.
-const HURRY: u32 = 20;
-const MINUTE: Duration = Duration::from_secs(60 / HURRY as u64);
+const SPEED: u32 = 20;
+const MINUTE: Duration = Duration::from_secs(60 / SPEED as u64);
 
 /// Of an H100, without what they cost.
 fn fake(gpus: usize) -> FakeNvml {
@@ -71,7 +71,7 @@ fn no_call_is_made_more_often_than_its_tier_is_due() {
     let (idle, held, watched) = (0, 1, 2);
     let by_tier = calls_by_tier(&fake(1));
     let fake = fake(3);
-    let settings = HardwareSettings { sys_root: quick().sys_root, ..HardwareSettings::default() }.hurry(HURRY);
+    let settings = HardwareSettings { sys_root: quick().sys_root, ..HardwareSettings::default() }.sped_up(SPEED);
     let hardware = run(&fake, settings);
     // The driver's rings are empty at first, for which a GPU is read as if it were watched.
     wait(&hardware, "the first readings", |state| {

@@ -26,7 +26,7 @@ fn the_json_that_is_written_is_read() {
         assert_eq!(read[part], written[part], "{part}");
     }
     let mut history = crate::domain::history::NodeHistory::default();
-    history.note(&fixture::snapshot());
+    history.add(&fixture::snapshot());
     let history = serde_json::to_value(HistoryResponse::from(&history)).unwrap();
     assert_eq!(
         serde_json::to_value(serde_json::from_value::<HistoryResponse>(history.clone()).unwrap()).unwrap(),

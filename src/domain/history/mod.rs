@@ -37,11 +37,11 @@ pub struct NodeHistory {
 
 impl NodeHistory {
     /// Adds a published snapshot. Snapshots come in the order of their time.
-    pub fn note(&mut self, snapshot: &Snapshot) {
+    pub fn add(&mut self, snapshot: &Snapshot) {
         self.began.get_or_insert(snapshot.at);
         self.at = snapshot.at;
-        self.note_points(snapshot);
-        self.sums.note(snapshot);
+        self.add_points(snapshot);
+        self.sums.advance(snapshot);
         for event in self.changes.between(snapshot) {
             self.numbered += 1;
             if self.events.len() == EVENTS {
@@ -89,7 +89,7 @@ impl NodeHistory {
         self.sums.figures(account, window)
     }
 
-    fn note_points(&mut self, snapshot: &Snapshot) {
+    fn add_points(&mut self, snapshot: &Snapshot) {
         let second = snapshot.at.monotonic.as_duration().as_secs();
         for gpu in snapshot.hardware.inventory.gpus.values() {
             let readings = snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
@@ -100,16 +100,16 @@ impl NodeHistory {
                 memory: medium.and_then(|medium| medium.memory).map(|memory| memory.used as f64),
                 power: fast.and_then(|fast| fast.power_watts),
             };
-            self.note_point(DeviceRef { gpu: gpu.uuid.clone(), mig: None }, second, whole);
+            self.add_point(DeviceRef { gpu: gpu.uuid.clone(), mig: None }, second, whole);
             let instances = medium.map_or(&[][..], |medium| &medium.instances);
-            self.note_mig_points(gpu, readings, instances, second);
+            self.add_mig_points(gpu, readings, instances, second);
         }
         // A device without points for the longest window is dropped.
         let kept = Window::HalfHour.seconds();
         self.points.retain(|_, points| second.saturating_sub(points.latest()) < kept);
     }
 
-    fn note_mig_points(
+    fn add_mig_points(
         &mut self,
         gpu: &Gpu,
         readings: Option<&DeviceReadings>,
@@ -123,12 +123,12 @@ impl NodeHistory {
                 memory: reading.and_then(|reading| reading.memory).map(|memory| memory.used as f64),
                 power: None,
             };
-            self.note_point(DeviceRef { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }, second, point);
+            self.add_point(DeviceRef { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }, second, point);
         }
     }
 
-    fn note_point(&mut self, device: DeviceRef, second: u64, point: Point) {
-        self.points.entry(device).or_default().note(second, point);
+    fn add_point(&mut self, device: DeviceRef, second: u64, point: Point) {
+        self.points.entry(device).or_default().add(second, point);
     }
 }
 

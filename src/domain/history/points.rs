@@ -78,7 +78,7 @@ impl Packed {
 
 impl Points {
     /// A later point of the same second replaces the earlier one.
-    pub(super) fn note(&mut self, second: u64, point: Point) {
+    pub(super) fn add(&mut self, second: u64, point: Point) {
         let packed = Packed::new(point);
         let Some(&last) = self.ring.back() else {
             (self.latest, self.ring) = (second, VecDeque::from([packed]));
@@ -182,12 +182,12 @@ mod tests {
     #[test]
     fn one_point_a_second_and_a_gap_without_readings() {
         let mut points = Points::default();
-        points.note(10, point(0.25));
-        points.note(10, point(0.5));
-        points.note(11, Point::default());
-        points.note(13, point(1.0));
-        points.note(24, point(0.75));
-        points.note(23, point(0.0));
+        points.add(10, point(0.25));
+        points.add(10, point(0.5));
+        points.add(11, Point::default());
+        points.add(13, point(1.0));
+        points.add(24, point(0.75));
+        points.add(23, point(0.0));
         assert_eq!(busy(&points)[..4], [Some(0.5), None, None, Some(1.0)]);
         assert_eq!(busy(&points)[4..14], [None; 10]);
         assert_eq!(busy(&points)[14..], [Some(0.75)]);
@@ -196,8 +196,8 @@ mod tests {
     #[test]
     fn a_late_snapshot_leaves_no_gap() {
         let mut points = Points::default();
-        points.note(1, point(0.5));
-        points.note(11, point(1.0));
+        points.add(1, point(0.5));
+        points.add(11, point(1.0));
         assert_eq!(busy(&points)[..10], [Some(0.5); 10]);
         assert_eq!(busy(&points)[10..], [Some(1.0)]);
     }
@@ -209,7 +209,7 @@ mod tests {
             let value = if second < 3_000 { 0.25 } else { 0.75 };
             // Unknown for two minutes.
             let known = !(3_300..3_420).contains(&second);
-            points.note(second, if known { point(value) } else { Point::default() });
+            points.add(second, if known { point(value) } else { Point::default() });
         }
         let busy = |window, now| points.columns(window, now).map(|point| point.busy);
         assert_eq!(busy(Window::Minute, 3_999), [Some(0.75); COLUMNS]);
@@ -222,11 +222,11 @@ mod tests {
         assert_eq!(busy(Window::HalfHour, 4_059)[58..], [None; 2]);
         // The time before the first point is unknown.
         let mut young = Points::default();
-        young.note(7, point(1.0));
+        young.add(7, point(1.0));
         let columns = young.columns(Window::FiveMinutes, 7).map(|point| point.busy);
         assert_eq!((columns[COLUMNS - 1], columns[COLUMNS - 2]), (Some(1.0), None));
         // A gap that is longer than the ring.
-        points.note(6_000, point(1.0));
+        points.add(6_000, point(1.0));
         let half_hour = points.columns(Window::HalfHour, 6_000).map(|point| point.busy);
         assert_eq!(half_hour[..COLUMNS - 1], [None; COLUMNS - 1]);
         assert_eq!(half_hour[COLUMNS - 1], Some(1.0));
@@ -236,9 +236,9 @@ mod tests {
     fn a_ring_is_bounded_and_small() {
         let mut points = Points::default();
         for second in 0..1_000 {
-            points.note(second, point(second as f64));
+            points.add(second, point(second as f64));
         }
-        points.note(u64::MAX, point(7.0));
+        points.add(u64::MAX, point(7.0));
         assert_eq!(points.iter().len(), POINTS);
         assert_eq!(points.iter().last(), Some(point(7.0)));
         assert_eq!(points.columns.len(), COLUMNS);

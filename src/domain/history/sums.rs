@@ -91,7 +91,7 @@ impl SnapshotInterval {
 
 impl WindowedCounter {
     /// A counter that is new or has fallen began at zero.
-    fn note(&mut self, counter: f64, interval: &SnapshotInterval) {
+    fn advance(&mut self, counter: f64, interval: &SnapshotInterval) {
         let more = if counter < self.last { counter } else { counter - self.last };
         self.last = counter;
         for (added, (current, begun)) in self.added.iter_mut().zip(interval.steps) {
@@ -110,7 +110,7 @@ impl WindowedCounter {
 }
 
 impl GpuTime {
-    fn note(&mut self, readings: Option<&DeviceReadings>, interval: &SnapshotInterval) {
+    fn advance(&mut self, readings: Option<&DeviceReadings>, interval: &SnapshotInterval) {
         let readings = readings.filter(|readings| readings.fast.is_some() && readings.totals.busy_seconds.is_some());
         let counted = self.uncovered_seconds.last;
         let to = readings.map_or(interval.to, |readings| readings.totals.through);
@@ -126,29 +126,29 @@ impl GpuTime {
             }
             None => counted + seconds,
         };
-        self.seconds.note(self.seconds.last + seconds, interval);
-        self.uncovered_seconds.note(uncovered, interval);
+        self.seconds.advance(self.seconds.last + seconds, interval);
+        self.uncovered_seconds.advance(uncovered, interval);
     }
 }
 
 impl ShareTime {
-    fn note(&mut self, figures: &Figures, interval: &SnapshotInterval) {
-        self.busy_seconds.note(figures.busy_seconds.unwrap_or_default(), interval);
-        self.idle_seconds.note(figures.idle_seconds.unwrap_or_default(), interval);
-        self.borrowed_seconds.note(figures.borrowed_seconds.unwrap_or_default(), interval);
-        self.uncovered_seconds.note(figures.uncovered_seconds.unwrap_or_default(), interval);
+    fn advance(&mut self, figures: &Figures, interval: &SnapshotInterval) {
+        self.busy_seconds.advance(figures.busy_seconds.unwrap_or_default(), interval);
+        self.idle_seconds.advance(figures.idle_seconds.unwrap_or_default(), interval);
+        self.borrowed_seconds.advance(figures.borrowed_seconds.unwrap_or_default(), interval);
+        self.uncovered_seconds.advance(figures.uncovered_seconds.unwrap_or_default(), interval);
     }
 }
 
 impl WindowSums {
-    pub(super) fn note(&mut self, snapshot: &Snapshot) {
+    pub(super) fn advance(&mut self, snapshot: &Snapshot) {
         let at = snapshot.at.monotonic;
         let interval = SnapshotInterval::new(self.last.replace(at), at);
         let mut before = std::mem::take(self);
         self.last = before.last;
         for gpu in snapshot.hardware.inventory.gpus.keys() {
             let mut time = before.gpus.remove(gpu).unwrap_or_default();
-            time.note(snapshot.hardware.readings.get(gpu).map(|readings| &**readings), &interval);
+            time.advance(snapshot.hardware.readings.get(gpu).map(|readings| &**readings), &interval);
             self.gpus.insert(gpu.clone(), time);
         }
         let attributed = snapshot.accounts.iter().map(|account| (&account.gpu, share_key(account), account.figures));
@@ -161,7 +161,7 @@ impl WindowSums {
         for (gpu, key, figures) in attributed.chain(unattributed) {
             let of_gpu = before.shares.get_mut(gpu);
             let mut time = of_gpu.and_then(|of_gpu| of_gpu.remove(&key)).unwrap_or_default();
-            time.note(&figures, &interval);
+            time.advance(&figures, &interval);
             self.shares.entry(gpu.clone()).or_default().insert(key, time);
         }
     }

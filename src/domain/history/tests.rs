@@ -32,13 +32,13 @@ fn texts(history: &NodeHistory) -> Vec<String> {
 #[test]
 fn the_first_snapshot_has_no_events() {
     let mut history = NodeHistory::default();
-    history.note(&later(0));
-    history.note(&later(1));
+    history.add(&later(0));
+    history.add(&later(1));
     assert_eq!(texts(&history), Vec::<String>::new());
 
     let mut history = NodeHistory::default();
-    history.note(&Snapshot::default());
-    history.note(&later(0));
+    history.add(&Snapshot::default());
+    history.add(&later(0));
     let texts = texts(&history);
     assert!(texts.iter().all(|event| !event.starts_with("allocation")), "they held before the start: {texts:?}");
 }
@@ -46,14 +46,14 @@ fn the_first_snapshot_has_no_events() {
 #[test]
 fn an_allocation_and_its_end_are_events_with_all_devices() {
     let mut history = NodeHistory::default();
-    history.note(&later(0));
+    history.add(&later(0));
     let mut without = later(1);
     let holder = ContainerRef::new("research", "training-0", "main");
     let accounts: Vec<Account> = without.accounts.clone();
     without.accounts.retain(|account| account.container != holder);
     assert_ne!(without.accounts.len(), accounts.len());
-    history.note(&without);
-    history.note(&later(2));
+    history.add(&without);
+    history.add(&later(2));
     let both = ["allocation Plain allocated", "allocation Plain released"]
         .map(|text| format!("{text} [research/training-0/main]"));
     assert_eq!(texts(&history), both);
@@ -65,7 +65,7 @@ fn a_health_transition_is_one_event_with_its_holders() {
     let mut history = NodeHistory::default();
     let mut first = later(0);
     change(&mut first.health, |health: &mut HealthState| health.transitions.clear());
-    history.note(&first);
+    history.add(&first);
     let transition = |number, to_healthy| HealthTransition {
         number,
         gpu: fixture::WHOLE.into(),
@@ -78,8 +78,8 @@ fn a_health_transition_is_one_event_with_its_holders() {
     };
     let mut sick = later(1);
     change(&mut sick.health, |health| health.transitions = vec![transition(7, false), transition(8, true)]);
-    history.note(&sick);
-    history.note(&sick);
+    history.add(&sick);
+    history.add(&sick);
     assert_eq!(
         texts(&history),
         [
@@ -92,7 +92,7 @@ fn a_health_transition_is_one_event_with_its_holders() {
 #[test]
 fn new_xids_are_an_event_with_their_number() {
     let mut history = NodeHistory::default();
-    history.note(&later(0));
+    history.add(&later(0));
     let mut more = later(1);
     let (recent, last_of) = (RecentCount::default(), BTreeMap::new());
     let last = XidCount { class: XidClass::GpuReset, at: more.at, count: 2, recent, last_of };
@@ -100,29 +100,29 @@ fn new_xids_are_an_event_with_their_number() {
         let gpu = health.gpus.get_mut(&fixture::WHOLE.into()).unwrap();
         gpu.xids.by_code.insert(79, last);
     });
-    history.note(&more);
-    history.note(&more);
+    history.add(&more);
+    history.add(&more);
     assert_eq!(texts(&history), ["xid Bad XID 79 (gpu reset), 2 times []"]);
 }
 
 #[test]
 fn changes_of_kubelet_plugin_and_driver_are_events() {
     let mut history = NodeHistory::default();
-    history.note(&later(0));
+    history.add(&later(0));
     let mut gone = later(1);
     change(&mut gone.kubelet, |kubelet: &mut KubeletState| kubelet.problem = Some("no socket".into()));
     change(gone.plugin.as_mut().unwrap(), |plugin: &mut PluginState| {
         plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().registered = false;
     });
     change(&mut gone.hardware, |hardware: &mut HardwareState| hardware.problem = Some("no library".into()));
-    history.note(&gone);
+    history.add(&gone);
     let mut back = later(2);
     change(back.plugin.as_mut().unwrap(), |plugin| {
         plugin.kubelet_restarts += 1;
         plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().registrations += 1;
     });
     change(&mut back.hardware, |hardware| hardware.driver_loads += 1);
-    history.note(&back);
+    history.add(&back);
     let problem = |snapshot: &Snapshot| snapshot.hardware.problem.clone();
     assert_eq!(problem(&later(0)), None, "the fixture's driver responds");
     assert_eq!(
@@ -148,7 +148,7 @@ fn the_feed_is_bounded() {
         if second % 2 == 1 {
             change(&mut snapshot.kubelet, |kubelet| kubelet.problem = Some("no socket".into()));
         }
-        history.note(&snapshot);
+        history.add(&snapshot);
     }
     assert_eq!(history.events().len(), EVENTS);
     assert_eq!(history.events().next().unwrap().number, 999);
@@ -158,7 +158,7 @@ fn the_feed_is_bounded() {
 fn points_are_the_readings_and_are_dropped_with_the_device() {
     let mut history = NodeHistory::default();
     let snapshot = later(0);
-    history.note(&snapshot);
+    history.add(&snapshot);
     let readings = &snapshot.hardware.readings[&fixture::WHOLE.into()];
     let fast = &readings.fast.as_ref().unwrap().value;
     let point = history.points(&fixture::WHOLE.into(), None).unwrap().iter().last().unwrap();
@@ -170,7 +170,7 @@ fn points_are_the_readings_and_are_dropped_with_the_device() {
 
     let mut empty = later(1_900);
     change(&mut empty.hardware, |hardware| hardware.inventory = Arc::default());
-    history.note(&empty);
+    history.add(&empty);
     assert_eq!(history.devices().count(), 0);
 }
 
@@ -195,12 +195,12 @@ fn a_division_is_counter_differences_of_the_window() {
         });
         snapshot
     };
-    history.note(&at(0, 0.0, 0.0, 0.0));
+    history.add(&at(0, 0.0, 0.0, 0.0));
     assert_eq!(history.division(&gpu, Window::Minute), None);
     for second in 1..=600_u64 {
         // Busy for the first 300 s, then idle; the host is busy for the last 6 s; 3 s of the last 60 are unknown.
         let (busy, host) = (second.min(300) as f64, second.saturating_sub(594) as f64);
-        history.note(&at(second, busy, host, second.saturating_sub(590).min(3) as f64));
+        history.add(&at(second, busy, host, second.saturating_sub(590).min(3) as f64));
     }
     let now = at(600, 300.0, 6.0, 3.0);
     let container = ShareOwner::Container(now.accounts[0].container.clone());
@@ -219,14 +219,14 @@ fn a_division_is_counter_differences_of_the_window() {
     assert_eq!(history.division(&fixture::PARTITIONED.into(), Window::Minute).unwrap().uncovered, 1.0, "no busy time");
     // More busy time than there is: never more than the whole.
     let mut history = NodeHistory::default();
-    history.note(&at(0, 0.0, 0.0, 0.0));
-    history.note(&at(5, 8.0, 2.0, 0.0));
+    history.add(&at(0, 0.0, 0.0, 0.0));
+    history.add(&at(5, 8.0, 2.0, 0.0));
     let whole: Vec<f64> = history.division(&gpu, Window::Minute).unwrap().busy.into_values().collect();
     assert_eq!(whole, [0.8, 0.2]);
     // A holder that has left the snapshot is forgotten.
     let mut without = at(6, 8.0, 2.0, 0.0);
     let left = without.accounts.pop().unwrap();
-    history.note(&without);
+    history.add(&without);
     assert_eq!(history.figures(&left, Window::Minute), None);
 }
 
@@ -244,7 +244,7 @@ fn a_gap_is_uncovered_also_where_the_first_readings_came_late() {
             }
             None => drop(hardware.readings.remove(&gpu)),
         });
-        history.note(&snapshot);
+        history.add(&snapshot);
         history.division(&gpu, Window::HalfHour).map(|division| (division.uncovered * second as f64).round())
     };
     note(0, None);
@@ -260,8 +260,8 @@ fn a_gap_is_uncovered_also_where_the_first_readings_came_late() {
 #[test]
 fn in_json_each_quantity_is_a_list_with_null_for_absent() {
     let mut history = NodeHistory::default();
-    history.note(&later(0));
-    history.note(&later(1));
+    history.add(&later(0));
+    history.add(&later(1));
     let json = serde_json::to_value(crate::serve::api::HistoryResponse::from(&history)).unwrap();
     assert_eq!(json["interval_seconds"], 1);
     let lost = json["devices"].as_array().unwrap().iter().find(|device| device["gpu"] == fixture::LOST).unwrap();
@@ -274,7 +274,7 @@ fn in_json_each_quantity_is_a_list_with_null_for_absent() {
 #[test]
 fn a_young_history_has_only_the_columns_since_it_began_and_ratios_of_the_known_time() {
     let mut history = NodeHistory::default();
-    (0..=12).for_each(|second| history.note(&later(second)));
+    (0..=12).for_each(|second| history.add(&later(second)));
     let columns = |window| history.columns(&fixture::WHOLE.into(), None, window);
     assert_eq!([Window::Minute, Window::FiveMinutes].map(|window| columns(window).len()), [13, 3]);
     assert!(columns(Window::FiveMinutes).last().unwrap().busy.is_some());

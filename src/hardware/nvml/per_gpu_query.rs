@@ -48,7 +48,7 @@ impl PerGpuQuery {
                 let _ = answers.send((index, answer));
             };
             let thread =
-                Builder::new().name(format!("ask-{index}")).stack_size(self.stack_bytes.unwrap_or(STACK_BYTES));
+                Builder::new().name(format!("query-{index}")).stack_size(self.stack_bytes.unwrap_or(STACK_BYTES));
             if let Err(problem) = thread.spawn(ask.clone()) {
                 warn!(index, %problem, "cannot start a thread to query a GPU");
                 ask();

@@ -41,14 +41,14 @@ impl Supervisor {
     pub(super) fn publish(&mut self) {
         let now = self.clock.now().monotonic;
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
-        let mut collectors = self.rounds.collectors(is_open, &self.fleet.stuck_tiers());
+        let mut collectors = self.rounds.collectors(is_open, &self.gpus.stuck_tiers());
         collectors.extend(self.event_collector(is_open, now).map(|collector| ("events", collector)));
         let released = self.releases.released();
         let problem = if released.is_some() { Some(RELEASED.into()) } else { self.state.problem.clone() };
         self.publisher.send_replace(Arc::new(HardwareState {
-            inventory: self.fleet.inventory(),
-            readings: self.fleet.readings(now),
-            module_energy_joules: self.fleet.module_energy_joules(),
+            inventory: self.gpus.inventory(),
+            readings: self.gpus.readings(now),
+            module_energy_joules: self.gpus.module_energy_joules(),
             driver_loads: self.loads.count,
             problem,
             collectors,

@@ -72,7 +72,7 @@ impl Supervisor {
         self.count(&problems);
         self.state.sessions += 1;
         self.loads.listed(inventory.driver.as_ref());
-        self.fleet.apply_inventory(inventory, true, now);
+        self.gpus.apply_inventory(inventory, true, now);
         self.update_inventory_problem();
         self.rounds.clear();
         self.releases.track(&session);
@@ -106,7 +106,7 @@ impl Supervisor {
                 info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
                 self.count(&problems);
                 self.loads.listed(inventory.driver.as_ref());
-                self.fleet.apply_inventory(inventory, false, now);
+                self.gpus.apply_inventory(inventory, false, now);
                 self.update_inventory_problem();
                 if let Some(event_thread) = &self.event_thread {
                     event_thread.gpus_changed();
@@ -123,7 +123,7 @@ impl Supervisor {
     /// Sets the problem of the list (duplicate UUIDs, or no GPU of the bus was ever listed), or clears the one before. A
     /// problem that awaits an answer stays, unless no GPU was ever listed.
     pub(super) fn update_inventory_problem(&mut self) {
-        let inventory = self.fleet.inventory();
+        let inventory = self.gpus.inventory();
         let never_listed_any = inventory.gpus.is_empty();
         if self.awaits_an_answer && !never_listed_any {
             return;
@@ -159,7 +159,7 @@ impl Supervisor {
     pub(super) fn drain(&mut self, now: Monotonic) {
         let SessionPhase::Open { session, .. } = &self.phase else { return };
         let session = Arc::clone(session);
-        let pending = self.fleet.drop_readers();
+        let pending = self.gpus.drop_readers();
         if let Some(event_thread) = &mut self.event_thread {
             event_thread.stop();
         }

@@ -183,7 +183,7 @@ fn document(body: StoredBody) -> Response {
 }
 
 async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
-    state.streams.note_reader(state.clock.now().monotonic);
+    state.streams.record_reader(state.clock.now().monotonic);
     let snapshot = state.snapshot();
     let key = BodyKey::Node(snapshot.sequence);
     let made = state.cached_bodies.get(key, move || json(&NodeResponse::from(&*snapshot))).await;

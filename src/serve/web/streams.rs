@@ -135,7 +135,7 @@ impl EventStreams {
     }
 
     /// Somebody reads the snapshot, and will probably do so again.
-    pub(super) fn note_reader(&self, now: Monotonic) {
+    pub(super) fn record_reader(&self, now: Monotonic) {
         let until = std::mem::replace(&mut *self.0.read_until.lock(), now + READER_STAYS);
         if until <= now {
             self.0.subscribed.notify_one();
@@ -214,7 +214,7 @@ pub(super) async fn follow(state: WebState) {
         // A new subscriber wakes this loop, too, with a snapshot that was noted.
         if noted.as_ref().is_none_or(|noted| !Arc::ptr_eq(noted, &snapshot)) {
             noted = Some(Arc::clone(&snapshot));
-            Arc::make_mut(&mut state.streams.0.history.lock()).note(&snapshot);
+            Arc::make_mut(&mut state.streams.0.history.lock()).add(&snapshot);
             state.cached_bodies.forget();
         }
         let is_due = sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= EVENT_INTERVAL);
@@ -337,7 +337,7 @@ mod tests {
             state.streams.watched(&state, &snapshot).len()
         };
         assert_eq!(gpus(0), 0);
-        state.streams.note_reader(snapshot.at.monotonic);
+        state.streams.record_reader(snapshot.at.monotonic);
         assert_eq!(
             [gpus(0), gpus(4), gpus(6)],
             [snapshot.hardware.inventory.gpus.len(), snapshot.hardware.inventory.gpus.len(), 0]

@@ -204,7 +204,7 @@ mod tests {
     fn detail(key: &str) -> Option<String> {
         let snapshot = fixture::snapshot();
         let mut history = NodeHistory::default();
-        history.note(&snapshot);
+        history.add(&snapshot);
         page(&snapshot, &history, Some(&"https://grafana.example".parse().unwrap()), key)
     }
 

@@ -13,7 +13,7 @@ fn rendered(snapshot: &Snapshot, not_ready: Option<&str>) -> String {
 
 fn seen(snapshot: &Snapshot, not_ready: Option<&str>, view: View) -> String {
     let mut history = NodeHistory::default();
-    history.note(snapshot);
+    history.add(snapshot);
     let not_ready = not_ready.map(str::to_owned);
     NodePage { snapshot, history: &history, now: snapshot.at, not_ready, view }.whole()
 }

@@ -68,7 +68,7 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
     record.device.mig_uuid = account.mig.as_ref().map(MigUuid::to_shared);
     describe(&mut record, account, snapshot);
     if let Some(health) = snapshot.health.device(&account.gpu, account.mig.as_ref()) {
-        note_difference(&mut record, health);
+        add_health_difference(&mut record, health);
     }
     record
 }
@@ -148,7 +148,7 @@ pub fn health_event(transition: &HealthTransition) -> HealthEvent {
 
 /// Adds the event, unless the last one is the same. Beyond the limit, the first that is no fault is dropped, or else the
 /// first.
-pub fn note(record: &mut AllocationRecord, event: HealthEvent) {
+pub fn add_health_event(record: &mut AllocationRecord, event: HealthEvent) {
     let is_same = |last: &HealthEvent| last.healthy == event.healthy && (event.healthy || last.reason == event.reason);
     if record.health.last().map_or(event.healthy, is_same) {
         return;
@@ -165,7 +165,7 @@ pub fn note(record: &mut AllocationRecord, event: HealthEvent) {
 
 /// Adds an event where the device has another health than the record's last event, which may be an earlier agent's. A
 /// health that is unknown differs from none. True if it was added.
-pub fn note_difference(record: &mut AllocationRecord, health: &DeviceHealth) -> bool {
+pub fn add_health_difference(record: &mut AllocationRecord, health: &DeviceHealth) -> bool {
     let last = record.health.last();
     let was_healthy = last.is_none_or(|last| last.healthy);
     let is_unknown = health.reason() == Some(UnhealthyReason::Unknown);
@@ -177,7 +177,7 @@ pub fn note_difference(record: &mut AllocationRecord, health: &DeviceHealth) -> 
         (None, last) => last.map(|last| (Arc::clone(&last.reason), Arc::clone(&last.detail))).unwrap_or_default(),
     };
     let (at, healthy, (reason, detail)) = (health.since.unix.0, health.healthy, event);
-    note(record, HealthEvent { at, healthy, reason, detail });
+    add_health_event(record, HealthEvent { at, healthy, reason, detail });
     true
 }
 

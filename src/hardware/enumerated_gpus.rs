@@ -19,7 +19,7 @@ use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
 
-pub struct Fleet {
+pub struct EnumeratedGpus {
     clock: Clock,
     to_supervisor: SupervisorSender,
     settings: HardwareSettings,
@@ -27,7 +27,7 @@ pub struct Fleet {
     generation: u64,
     /// The last list, and as not present every GPU that was listed before.
     inventory: Arc<Inventory>,
-    members: BTreeMap<GpuUuid, FleetGpu>,
+    members: BTreeMap<GpuUuid, EnumeratedGpu>,
     modules: ModuleEnergy,
     /// The GPUs that containers hold, and those that somebody watches.
     held: BTreeSet<GpuUuid>,
@@ -35,7 +35,7 @@ pub struct Fleet {
 }
 
 #[derive(Default)]
-struct FleetGpu {
+struct EnumeratedGpu {
     state: GpuState,
     worker: Option<Thread<WorkerCommand>>,
     /// Why its thread could not be started, which has been logged.
@@ -60,7 +60,7 @@ struct FleetGpu {
     retries: Backoff,
 }
 
-impl Fleet {
+impl EnumeratedGpus {
     pub fn new(settings: HardwareSettings, clock: Clock, to_supervisor: SupervisorSender) -> Self {
         Self {
             clock,
@@ -85,8 +85,10 @@ impl Fleet {
         found.generation = self.generation;
         for (uuid, gpu) in &mut found.gpus {
             let retries = Backoff::new(self.settings.lost_retry);
-            let member =
-                self.members.entry(uuid.clone()).or_insert_with(|| FleetGpu { retries, ..FleetGpu::default() });
+            let member = self
+                .members
+                .entry(uuid.clone())
+                .or_insert_with(|| EnumeratedGpu { retries, ..EnumeratedGpu::default() });
             let was_fully_read = gpu.present;
             if !was_fully_read && let Some(known) = self.inventory.gpus.get(uuid) {
                 *gpu = Gpu { index: gpu.index, ..known.clone() };
@@ -160,7 +162,7 @@ impl Fleet {
     /// Of new readers, the tier that all of them read before any reads the next: the health of every GPU comes before the use
     /// of one. A GPU that takes long, is lost or has no thread is not waited for.
     fn common_first_tier(&self, now: Monotonic) -> Option<Tier> {
-        let answers = |member: &&FleetGpu| {
+        let answers = |member: &&EnumeratedGpu| {
             let since = member.pass_under_way.as_ref().map(|(since, _)| *since);
             let is_late = since.is_some_and(|since| now.since(since) >= self.settings.shortest_interval() / 2);
             member.listed && !member.state.lost && !is_late && now >= member.retry
@@ -339,7 +341,7 @@ impl Fleet {
             medium: self.settings.medium_interval * 3,
             slow: self.settings.slow_interval * 3,
         };
-        let readings = |member: &FleetGpu| {
+        let readings = |member: &EnumeratedGpu| {
             let asked = member.pass_under_way.as_ref().map(|(since, _)| *since);
             let unlisted = member.state.lost && member.lost_because_unlisted;
             let problem = member.no_thread.clone();
@@ -353,7 +355,7 @@ impl Fleet {
     }
 }
 
-impl FleetGpu {
+impl EnumeratedGpu {
     /// When a pass is due, unless one is under way, or others are to read the `common` tier first.
     fn next_pass(&self, common: Option<Tier>) -> Option<Monotonic> {
         let has_thread = self.worker.as_ref().is_some_and(|worker| !worker.has_ended());
@@ -409,21 +411,21 @@ mod tests {
     #[test]
     fn a_loss_in_an_earlier_session_does_not_end_one_that_lists_no_gpu() {
         let (now, to_supervisor) = (Monotonic::from_secs(1), sync_channel(1).0);
-        let mut fleet = Fleet::new(HardwareSettings::default(), Clock::start(), to_supervisor);
-        let gpus = ["GPU-a", "GPU-b"].map(|uuid| (uuid.into(), Gpu::listed(uuid.into(), 0))).into();
-        fleet.apply_inventory(Inventory { gpus, ..Inventory::default() }, true, now);
-        fleet.apply_inventory(Inventory::default(), false, now);
-        let lose = |fleet: &mut Fleet, gpu: &str, generation| {
+        let mut gpus = EnumeratedGpus::new(HardwareSettings::default(), Clock::start(), to_supervisor);
+        let listed = ["GPU-a", "GPU-b"].map(|uuid| (uuid.into(), Gpu::listed(uuid.into(), 0))).into();
+        gpus.apply_inventory(Inventory { gpus: listed, ..Inventory::default() }, true, now);
+        gpus.apply_inventory(Inventory::default(), false, now);
+        let lose = |gpus: &mut EnumeratedGpus, gpu: &str, generation| {
             let (due, at, pass) = (Due::new(), Moment::default(), Pass { status: PassStatus::Lost, ..Pass::default() });
             let report =
                 PassReport { gpu: gpu.into(), generation, due, at, duration: Duration::ZERO, fresh: true, pass };
-            let is_current = fleet.is_current(&report);
-            fleet.apply_pass(report, is_current, now);
-            (is_current, fleet.all_lost())
+            let is_current = gpus.is_current(&report);
+            gpus.apply_pass(report, is_current, now);
+            (is_current, gpus.all_lost())
         };
-        assert_eq!([lose(&mut fleet, "GPU-a", 2), lose(&mut fleet, "GPU-b", 2)], [(true, false), (true, true)]);
-        fleet.apply_inventory(Inventory::default(), true, now);
-        assert_eq!(lose(&mut fleet, "GPU-a", 2), (false, false), "it returned late");
-        assert_eq!([lose(&mut fleet, "GPU-a", 3), lose(&mut fleet, "GPU-b", 3)], [(true, false), (true, true)]);
+        assert_eq!([lose(&mut gpus, "GPU-a", 2), lose(&mut gpus, "GPU-b", 2)], [(true, false), (true, true)]);
+        gpus.apply_inventory(Inventory::default(), true, now);
+        assert_eq!(lose(&mut gpus, "GPU-a", 2), (false, false), "it returned late");
+        assert_eq!([lose(&mut gpus, "GPU-a", 3), lose(&mut gpus, "GPU-b", 3)], [(true, false), (true, true)]);
     }
 }
