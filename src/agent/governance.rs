@@ -22,10 +22,10 @@ pub fn source(
 ) -> GovernanceSource {
     let listeners = bound.listeners.iter().map(|listener| (listener.address.clone(), listener.purpose));
     // Served once the process that listens there has ended.
-    let awaited = bound.awaited.iter().map(|address| (address.clone(), Purpose::Private));
+    let awaited = bound.awaited.iter().map(|address| (address.clone(), Purpose::Admin));
     let listeners: Vec<(ListenAddress, Purpose)> = listeners.chain(awaited).collect();
     let deployment = deployment(|name| std::env::var(name).ok());
-    Arc::new(move |snapshot, GovernanceRequest { yaml, private }| {
+    Arc::new(move |snapshot, GovernanceRequest { yaml, is_admin }| {
         // A reload may add TLS or passwords.
         let is_guarded = web_config.as_ref().is_some_and(WatchedConfig::is_guarded);
         let facts = GovernanceFacts {
@@ -36,7 +36,7 @@ pub fn source(
             recovery: if settings.health.recovery == Recovery::Auto { "auto" } else { "manual" },
             hold_down: settings.health.hold_down,
             process: governance::read_own_process(Path::new("/proc/self")),
-            with_serials: private,
+            with_serials: is_admin,
         };
         governance::write(&governance::record(snapshot, &facts), yaml)
     })
@@ -46,7 +46,7 @@ pub fn source(
 fn summary(address: &ListenAddress, purpose: Purpose, is_guarded: bool) -> ListenerSummary {
     ListenerSummary {
         address: address.to_string(),
-        admin: purpose == Purpose::Private,
+        admin: purpose == Purpose::Admin,
         probes: purpose == Purpose::Probes,
         guarded: is_guarded && purpose == Purpose::Public,
     }
@@ -87,7 +87,7 @@ mod tests {
         let users = format!("basic_auth_users: {{alice: $2b$04${}}}", ".".repeat(53));
         assert!(!is_guarded("http_server_config: {headers: {X-Frame-Options: deny}}", Purpose::Public));
         assert!(is_guarded(&users, Purpose::Public));
-        assert!(!is_guarded(&users, Purpose::Probes) && !is_guarded(&users, Purpose::Private));
+        assert!(!is_guarded(&users, Purpose::Probes) && !is_guarded(&users, Purpose::Admin));
     }
 
     #[test]

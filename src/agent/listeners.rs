@@ -21,7 +21,7 @@ pub async fn bind(settings: &AgentSettings) -> Result<Bound, BindError> {
     }
     if let Some(path) = &settings.admin_socket {
         let address = ListenAddress::Unix(path.clone());
-        match Listener::bind(&address, Purpose::Private).await {
+        match Listener::bind(&address, Purpose::Admin).await {
             Ok(listener) => listeners.push(listener),
             Err(BindError::InUse { .. }) => {
                 tracing::warn!(

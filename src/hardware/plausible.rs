@@ -60,7 +60,7 @@ quantities! {
 
 impl QuantityRange {
     /// False for NaN, too.
-    pub fn holds(&self, value: f64) -> bool {
+    pub fn contains(&self, value: f64) -> bool {
         (self.least..=self.most).contains(&value)
     }
 
@@ -143,16 +143,16 @@ mod tests {
         let names: BTreeSet<_> = ALL.iter().map(|quantity| quantity.name).collect();
         assert_eq!(names.len(), ALL.len());
         for quantity in ALL {
-            assert!(quantity.holds(0.0), "{quantity:?}");
+            assert!(quantity.contains(0.0), "{quantity:?}");
             for sentinel in [u64::MAX as f64, f64::NAN, f64::INFINITY, -1e9] {
-                assert!(!quantity.holds(sentinel), "{quantity:?} {sentinel}");
+                assert!(!quantity.contains(sentinel), "{quantity:?} {sentinel}");
             }
         }
         for (quantity, sentinel) in [(&TEMPERATURE, 4_294_967_295.0), (&POWER, 4_294_967.295), (&CLOCK, 4.294e15)] {
-            assert!(!quantity.holds(sentinel));
+            assert!(!quantity.contains(sentinel));
         }
         for quantity in [&ERRORS, &ROWS, &PCIE_WIDTH, &PCIE_GENERATION, &PERFORMANCE_STATE] {
-            assert!(!quantity.holds(f64::from(u32::MAX)), "{quantity:?}");
+            assert!(!quantity.contains(f64::from(u32::MAX)), "{quantity:?}");
         }
     }
 }

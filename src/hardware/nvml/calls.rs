@@ -72,11 +72,11 @@ impl Caller {
 
     /// The value, unless it is outside the range of its quantity.
     pub fn plausible<T: Copy + Into<f64>>(&mut self, quantity: &QuantityRange, value: T) -> Option<T> {
-        let holds = quantity.holds(value.into());
-        if !holds {
+        let is_plausible = quantity.contains(value.into());
+        if !is_plausible {
             self.count_implausible(quantity);
         }
-        holds.then_some(value)
+        is_plausible.then_some(value)
     }
 
     pub fn count_implausible(&mut self, quantity: &QuantityRange) {

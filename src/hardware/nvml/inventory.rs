@@ -196,7 +196,7 @@ fn describe(caller: &mut Caller, parent: DeviceHandle, mig: &Mig, profiles: &Mig
         placement_start: instance.map(|instance| instance.placement.start),
         memory_bytes: megabytes
             .and_then(|megabytes| megabytes.checked_mul(1 << 20))
-            .filter(|total| plausible::MEMORY.holds(*total as f64)),
+            .filter(|total| plausible::MEMORY.contains(*total as f64)),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::hardware::plausible;
 pub fn read(caller: &mut Caller, handle: DeviceHandle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
     let memory = read_any(caller, handle, gpu_instance)?;
     let parts = [memory.used, memory.free, memory.reserved.unwrap_or(0)];
-    if !plausible::MEMORY.holds(memory.total as f64) || parts.iter().any(|part| *part > memory.total) {
+    if !plausible::MEMORY.contains(memory.total as f64) || parts.iter().any(|part| *part > memory.total) {
         caller.count_implausible(&plausible::MEMORY);
         return None;
     }

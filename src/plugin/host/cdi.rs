@@ -4,13 +4,13 @@
 //! device the vendor's name where that is the same hardware, and our files, which describe the others.
 
 pub mod format;
-mod own;
 mod vendor;
+mod written;
 
-pub use own::{OwnInputs, OwnSpecifications, node_devices};
 pub use vendor::{HostView, Specifications, UnusedFiles, unused_problems};
+pub use written::{SpecificationInputs, WrittenSpecifications, node_devices};
 
-/// Of our specification.
+/// The kind of the names in the specification that podmeter writes.
 pub const KIND: &str = "podmeter.device-plugin/gpu";
 /// The kind that NVIDIA's plugin uses. podmeter used it too, and containers from then hold its names.
 pub const EARLIER_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::cdi::{self, HostView, OwnInputs, OwnSpecifications, Specifications, UnusedFiles};
+use super::cdi::{self, HostView, SpecificationInputs, Specifications, UnusedFiles, WrittenSpecifications};
 use super::driver_files::{DriverFiles, MigCapabilities, control_nodes, driver_mounts};
 use super::mps;
 use super::path_devices::{self, HostRoots};
@@ -65,7 +65,7 @@ pub struct HostScanner {
     /// The kubelet's directory, with its checkpoint.
     device_plugins: PathBuf,
     specifications: Specifications,
-    own: OwnSpecifications,
+    written: WrittenSpecifications,
     held: HeldNames,
     entries: BTreeMap<u64, EntryScan>,
 }
@@ -113,7 +113,7 @@ impl HostScanner {
             paths,
             device_plugins,
             specifications: Specifications::default(),
-            own: OwnSpecifications::default(),
+            written: WrittenSpecifications::default(),
             held: HeldNames::default(),
             entries: BTreeMap::new(),
         }
@@ -150,7 +150,7 @@ impl HostScanner {
             mig_capabilities: MigCapabilities::read(&self.paths.proc),
             ..DriverFiles::default()
         };
-        self.own.update(&OwnInputs {
+        self.written.update(&SpecificationInputs {
             directory,
             roots: &self.paths.roots,
             device_root: &configured.device_root,

@@ -54,7 +54,7 @@ pub enum Purpose {
     /// `/-/healthy` and `/-/ready`, to all clients: a kubelet has neither certificate nor password.
     Probes,
     /// What `Public` serves, and commands; only the owner of the socket can open it.
-    Private,
+    Admin,
 }
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ enum Socket {
 }
 
 impl Listener {
-    /// Binds and listens. A unix socket gets the permissions that the umask leaves; with `Purpose::Private`, mode 0600.
+    /// Binds and listens. A unix socket gets the permissions that the umask leaves; with `Purpose::Admin`, mode 0600.
     pub async fn bind(address: &ListenAddress, purpose: Purpose) -> Result<Self, BindError> {
         match address {
             ListenAddress::Tcp(address) => {
@@ -91,7 +91,7 @@ impl Listener {
         let mut is_failing = false;
         loop {
             tokio::time::sleep(RETRY).await;
-            match Self::bind(&address, Purpose::Private).await {
+            match Self::bind(&address, Purpose::Admin).await {
                 Ok(listener) => {
                     tracing::info!(%address, "listening");
                     return listener;
@@ -142,7 +142,7 @@ async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Socket, BindError> {
 fn bound_unix(path: &Path, purpose: Purpose) -> io::Result<UnixSocket> {
     let socket = UnixSocket::new_stream()?;
     socket.bind(path)?;
-    if purpose == Purpose::Private {
+    if purpose == Purpose::Admin {
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
     }
     Ok(socket)
@@ -253,7 +253,7 @@ mod tests {
     }
 
     async fn bind_private(path: &Path) -> Result<Listener, BindError> {
-        Listener::bind(&ListenAddress::Unix(path.to_owned()), Purpose::Private).await
+        Listener::bind(&ListenAddress::Unix(path.to_owned()), Purpose::Admin).await
     }
 
     /// As after a kill.
@@ -282,7 +282,7 @@ mod tests {
     async fn a_private_socket_has_its_mode_before_anything_can_connect_to_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("podmeter.sock");
-        let bound = bound_unix(&path, Purpose::Private).unwrap();
+        let bound = bound_unix(&path, Purpose::Admin).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let refused = UnixStream::connect(&path).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);

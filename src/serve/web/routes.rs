@@ -23,7 +23,7 @@ use tracing::{error, warn};
 use super::body::{BodyKey, BodyWriter, Coding, StoredBody};
 use super::page::{self, NodePage, View, detail};
 use super::responses::{JSON, api_problem, no_store, refuse, text};
-use super::state::{GovernanceRequest, Private, WebState};
+use super::state::{ByAdminSocket, GovernanceRequest, WebState};
 use super::{negotiation, streams};
 use crate::serve::api::{HistoryResponse, NodeCondition, NodeResponse};
 use crate::serve::metrics::{self, Format};
@@ -210,7 +210,7 @@ async fn health(State(state): State<WebState>) -> Response {
 
 async fn record(
     State(state): State<WebState>,
-    private: Option<Extension<Private>>,
+    admin: Option<Extension<ByAdminSocket>>,
     uri: Uri,
 ) -> Result<Response, Response> {
     let (yaml, kind) = match uri.query() {
@@ -218,7 +218,7 @@ async fn record(
         Some("output=yaml") => (true, "application/yaml"),
         Some(_) => return Err(api_problem(StatusCode::BAD_REQUEST, "the query must be output=json or output=yaml")),
     };
-    let request = GovernanceRequest { yaml, private: private.is_some() };
+    let request = GovernanceRequest { yaml, is_admin: admin.is_some() };
     let snapshot = state.snapshot();
     let written = rendered(&uri, move || (state.governance)(&snapshot, request).map(StoredBody::from_text)).await?;
     written.map(|text| no_store(kind, text)).map_err(|problem| defect(&uri, &problem))

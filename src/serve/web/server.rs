@@ -27,7 +27,7 @@ use super::config::WatchedConfig;
 use super::connections::{ClientStream, Limits, TimedStream};
 use super::listener::{ListenAddress, Purpose};
 use super::routes::{probes, router};
-use super::state::{Private, WebState};
+use super::state::{ByAdminSocket, WebState};
 use super::{Listener, admin, streams};
 use crate::tasks::{self, NoThread, Tasks};
 
@@ -121,8 +121,8 @@ async fn serve(
         let (router, connections) = match purpose {
             Purpose::Public => (router.clone(), settings.limits.connections),
             Purpose::Probes => (probes.clone(), PROBE_CONNECTIONS),
-            Purpose::Private => {
-                (router.clone().merge(commands.clone()).layer(Extension(Private)), settings.limits.connections)
+            Purpose::Admin => {
+                (router.clone().merge(commands.clone()).layer(Extension(ByAdminSocket)), settings.limits.connections)
             }
         };
         let access = access.clone().filter(|_| purpose == Purpose::Public);
@@ -138,7 +138,7 @@ async fn serve(
         accepting.spawn(accept(listener, handler, stopping.clone()));
     }
     if let Some(address) = settings.awaited {
-        let (handler, mut stopping) = (handler_for(Purpose::Private), stopping.clone());
+        let (handler, mut stopping) = (handler_for(Purpose::Admin), stopping.clone());
         accepting.spawn(async move {
             tokio::select! {
                 listener = Listener::bind_when_free(address) => accept(listener, handler, stopping).await,

@@ -19,7 +19,7 @@ pub struct GovernanceRequest {
     /// YAML instead of JSON.
     pub yaml: bool,
     /// Over a socket that its owner alone can open.
-    pub private: bool,
+    pub is_admin: bool,
 }
 
 /// Writes the governance record of a snapshot. It reads files of the kernel, on blocking threads, and waits for no disk.
@@ -32,9 +32,9 @@ pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Vec<u8>, String> + Send +
 /// Has these GPUs read each second, and no others. False: it must be repeated.
 pub type WatchGpus = Arc<dyn Fn(BTreeSet<GpuUuid>) -> bool + Send + Sync>;
 
-/// Marks requests over a socket that its owner alone can open.
+/// Marks requests over the admin socket.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Private;
+pub(super) struct ByAdminSocket;
 
 /// What the routes read.
 #[derive(Clone)]

@@ -46,7 +46,7 @@ impl Server {
         let mut listeners = vec![Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Public).await.unwrap()];
         let ListenAddress::Tcp(tcp) = listeners[0].address else { panic!("tcp") };
         if let Some(path) = unix {
-            listeners.push(Listener::bind(&ListenAddress::Unix(path.to_owned()), Purpose::Private).await.unwrap());
+            listeners.push(Listener::bind(&ListenAddress::Unix(path.to_owned()), Purpose::Admin).await.unwrap());
         }
         let (snapshots, latest) = watch::channel(Arc::new(fixture::snapshot()));
         let ready = Arc::new(AtomicBool::new(true));

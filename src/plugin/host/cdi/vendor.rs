@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::format::{self, Edits, Specification};
-use super::{EARLIER_KIND, own};
+use super::{EARLIER_KIND, written};
 use crate::domain::model::FileStamp;
 use crate::files;
 use crate::plugin::config::NvidiaConfig;
@@ -26,7 +26,7 @@ const VENDOR_KINDS: [&str; 2] = ["nvidia.com/gpu", EARLIER_KIND];
 /// Libraries of the driver that end in its version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
-/// Others' files in the runtime's directories. Our own are not among them.
+/// The files of others in the runtime's directories, without those that podmeter writes.
 #[derive(Debug, Default)]
 pub struct Specifications(Vec<VendorFile>);
 
@@ -265,7 +265,7 @@ fn other_hardware(
         let texts: Vec<String> = nodes.iter().map(|(class, number)| format!("{class}{number}")).collect();
         if texts.is_empty() { "no device nodes of a GPU".to_owned() } else { texts.join(" and ") }
     };
-    let own: BTreeSet<(&str, i64)> = match driver_files.device_nodes(hardware) {
+    let of_device: BTreeSet<(&str, i64)> = match driver_files.device_nodes(hardware) {
         Ok(paths) => paths.iter().filter_map(|path| numbered_node(path)).collect(),
         // The nodes are unknown: the UUID decides.
         Err(_) if by_uuid => return None,
@@ -274,8 +274,8 @@ fn other_hardware(
             return Some((UnusedReason::DeviceNodes, detail));
         }
     };
-    (nodes != own).then(|| {
-        let detail = format!("its entry `{name}` has {}, and the device has {}", show(&nodes), show(&own));
+    (nodes != of_device).then(|| {
+        let detail = format!("its entry `{name}` has {}, and the device has {}", show(&nodes), show(&of_device));
         (UnusedReason::DeviceNodes, detail)
     })
 }
@@ -301,7 +301,7 @@ fn candidates(at: usize, directory: &Path) -> Vec<(usize, PathBuf)> {
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         // Hidden files of other names are half written ones.
         let is_read = ["json", "yaml"].contains(&extension(file)) || !name.starts_with('.');
-        is_read && !own::FILES.contains(&name)
+        is_read && !written::FILES.contains(&name)
     };
     let mut files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(may_be).collect();
     files.sort();

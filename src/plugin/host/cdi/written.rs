@@ -1,7 +1,7 @@
-//! Our own specifications, with device nodes only. They stay when podmeter ends: the kubelet gives the names of its checkpoint
+//! The specifications that podmeter writes, with device nodes only. They stay when podmeter ends: the kubelet gives the names of its checkpoint
 //! again at each start of a container, whether or not podmeter runs, and a name that no file describes fails every start.
 //!
-//! In: the devices of the node, the names that containers hold, our files of before. Out: two files, replaced as a whole. Does
+//! In: the devices of the node, the names that containers hold, the files as they were. Out: two files, replaced as a whole. Does
 //! not use: the configured strategies.
 
 #[cfg(test)]
@@ -23,7 +23,7 @@ use crate::plugin::host::driver_files::DriverFiles;
 use crate::plugin::host::path_devices::HostRoots;
 use crate::plugin::offer::OfferedHardware;
 
-/// The oldest with `hostPath` and with names that begin with a digit, so that old runtimes read it.
+/// The oldest version with `hostPath` and with names that begin with a digit, so that old runtimes read it.
 const VERSION: &str = "0.5.0";
 const LARGEST: u64 = 4 << 20;
 /// The second is of the kind that podmeter used before it had one of its own.
@@ -34,15 +34,15 @@ const ABSENT_DEVICE: &str = "PODMETER_ABSENT_DEVICE";
 /// The nodes of each device, as containers see them.
 type Devices = BTreeMap<String, Vec<String>>;
 
-/// What the files are made of.
+/// What the files are made from.
 #[derive(Debug)]
-pub struct OwnInputs<'a> {
+pub struct SpecificationInputs<'a> {
     pub directory: &'a Path,
     pub roots: &'a HostRoots,
     /// Where the host has the `dev` that holds the nodes.
     pub device_root: &'a Path,
     pub control_nodes: &'a [String],
-    /// Of the whole node, offered or not.
+    /// Every device of the node, offered or not.
     pub devices: &'a [NodeDevice],
     /// The qualified names in the kubelet's checkpoint. `None`: not known.
     pub held: Option<&'a BTreeSet<String>>,
@@ -76,28 +76,28 @@ pub fn node_devices(inventory: &Inventory, driver_files: &DriverFiles) -> Vec<No
     hardware.filter_map(device).collect()
 }
 
-/// Our files as they were read or written last.
+/// The files as they were read or written last.
 #[derive(Debug, Default)]
-pub struct OwnSpecifications([OwnFile; 2]);
+pub struct WrittenSpecifications([WrittenFile; 2]);
 
 #[derive(Debug, Default)]
-struct OwnFile {
+struct WrittenFile {
     /// `None` until the file that was there at the start was read. Of a device that is gone, the nodes that it had.
     devices: Option<Devices>,
     written: Option<String>,
 }
 
-impl OwnSpecifications {
+impl WrittenSpecifications {
     /// Writes what has changed. Returns problems, for people.
-    pub fn update(&mut self, inputs: &OwnInputs<'_>) -> Vec<String> {
-        let [own, earlier] = &mut self.0;
-        let [own_path, earlier_path] = FILES.map(|name| inputs.directory.join(name));
-        let before = own.devices_before(&own_path);
+    pub fn update(&mut self, inputs: &SpecificationInputs<'_>) -> Vec<String> {
+        let [current, earlier] = &mut self.0;
+        let [current_path, earlier_path] = FILES.map(|name| inputs.directory.join(name));
+        let before = current.devices_before(&current_path);
         let mut devices: Devices =
             inputs.devices.iter().map(|device| (device.names[0].clone(), device.nodes.clone())).collect();
         let gone = before.into_iter().filter(|(name, _)| inputs.may_be_held(KIND, name) && !devices.contains_key(name));
         devices.extend(gone.collect::<Devices>());
-        let mut problems = own.replace(own_path, KIND, devices, inputs);
+        let mut problems = current.replace(current_path, KIND, devices, inputs);
 
         let before = earlier.devices_before(&earlier_path);
         let names = match inputs.held {
@@ -112,7 +112,7 @@ impl OwnSpecifications {
     }
 }
 
-impl OwnInputs<'_> {
+impl SpecificationInputs<'_> {
     fn device(&self, name: &str) -> Option<&NodeDevice> {
         self.devices.iter().find(|device| device.names.iter().any(|one| one == name))
     }
@@ -163,7 +163,7 @@ impl OwnInputs<'_> {
     }
 }
 
-impl OwnFile {
+impl WrittenFile {
     /// Those of the file that an earlier podmeter left, at first.
     fn devices_before(&mut self, path: &Path) -> Devices {
         self.devices.take().unwrap_or_else(|| {
@@ -175,7 +175,13 @@ impl OwnFile {
     }
 
     /// Writes the file where its text has changed or it is not there. One that no answer names is only kept up to date.
-    fn replace(&mut self, path: PathBuf, kind: &str, devices: Devices, inputs: &OwnInputs<'_>) -> Vec<String> {
+    fn replace(
+        &mut self,
+        path: PathBuf,
+        kind: &str,
+        devices: Devices,
+        inputs: &SpecificationInputs<'_>,
+    ) -> Vec<String> {
         let devices = self.devices.insert(devices);
         if devices.is_empty() {
             self.written = None;

@@ -10,7 +10,7 @@ use crate::plugin::test_data::{gpu, inventory, mig_uuid, uuid};
 /// A node whose podmeter starts and ends as the test says.
 struct Node {
     root: tempfile::TempDir,
-    own: OwnSpecifications,
+    written: WrittenSpecifications,
     held: Option<BTreeSet<String>>,
     described: Vec<String>,
     is_used: bool,
@@ -19,8 +19,8 @@ struct Node {
 fn node() -> Node {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("dev")).unwrap();
-    let (own, held) = (OwnSpecifications::default(), Some(BTreeSet::new()));
-    Node { root, own, held, described: vec![], is_used: true }
+    let (written, held) = (WrittenSpecifications::default(), Some(BTreeSet::new()));
+    Node { root, written, held, described: vec![], is_used: true }
 }
 
 impl Node {
@@ -32,7 +32,7 @@ impl Node {
         let capabilities = [((7, 1, None), 10), ((7, 1, Some(0)), 11)].into();
         let driver_files = DriverFiles { mig_capabilities: MigCapabilities(capabilities), ..DriverFiles::default() };
         let (host, dev) = (self.root.path().to_owned(), self.root.path().join("dev"));
-        self.own.update(&OwnInputs {
+        self.written.update(&SpecificationInputs {
             directory: &self.root.path().join("cdi"),
             roots: &HostRoots { host, dev, sys: "/nonexistent".into() },
             device_root: Path::new("/"),
@@ -107,7 +107,7 @@ fn a_name_that_a_container_holds_stays_without_the_nodes_of_others() {
     node.update([gpu(0, Some(&["3g.40gb"])), gpu(1, None)]);
     // Another podmeter starts; the driver no longer lists GPU 1, and GPU 0 has no MIG devices.
     for is_first in [true, false] {
-        node.own = OwnSpecifications::default();
+        node.written = WrittenSpecifications::default();
         let problems = node.update([gpu(0, None)]);
         let whole = format!("{}: /dev/nvidia7", uuid(0));
         let absent = format!("{mig}: PODMETER_ABSENT_DEVICE={mig}");
@@ -143,7 +143,7 @@ fn a_name_of_the_earlier_kind_is_described_while_it_is_held_and_only_by_us() {
     node.update(gpus());
     let [first, second] = [format!("{}: /dev/nvidia7", uuid(0)), "1: /dev/nvidia6".to_owned()];
     assert_eq!(node.file(1), [&*second, &first], "and not 8, of which nothing is known");
-    node.own = OwnSpecifications::default();
+    node.written = WrittenSpecifications::default();
     node.held = None;
     node.update(gpus());
     assert_eq!(node.file(1), [&*second, &first], "the checkpoint cannot be read: as before");
