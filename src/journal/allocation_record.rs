@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::domain::model::Figures;
+use crate::domain::model::HoldingCounters;
 
 /// One holding: a container held a device from `began` to `ended`. `docs/cli.md` documents the fields. Absent: not
 /// known.
@@ -37,7 +37,7 @@ pub struct AllocationRecord {
     pub ended: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
-    /// Between two agents: in none of the figures.
+    /// Between two agents: in none of the counters.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unseen_seconds: f64,
     /// How often an agent started during it.
@@ -45,7 +45,7 @@ pub struct AllocationRecord {
     pub agent_restarts: u32,
     /// Of the time in which an agent observed it.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub counters: HoldingCounters,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub xids: Vec<Xid>,
     /// Changes of the device's health meanwhile, oldest first. Beyond a limit, the last ones and faults.
@@ -165,9 +165,9 @@ mod tests {
     fn a_record_of_an_older_podmeter_is_read_and_lacks_what_it_did_not_count() {
         let old = r#"{"id":7,"namespace":"a","pod":"b","container":"c","gpu_uuid":"GPU-1","began":100.0,"seen":160.0,
             "held_seconds":60.0,"allocated_seconds":15.0,"busy_seconds":20.0,"idle_seconds":5.0}"#;
-        let figures = serde_json::from_str::<AllocationRecord>(old).unwrap().figures;
-        assert_eq!((figures.held_seconds, figures.allocated_seconds), (Some(60.0), Some(15.0)));
-        assert_eq!((figures.borrowed_seconds, figures.uncovered_seconds), (None, None));
-        assert_eq!(figures.busy_ratio(), Some(0.2));
+        let counters = serde_json::from_str::<AllocationRecord>(old).unwrap().counters;
+        assert_eq!((counters.held_seconds, counters.allocated_seconds), (Some(60.0), Some(15.0)));
+        assert_eq!((counters.borrowed_seconds, counters.uncovered_seconds), (None, None));
+        assert_eq!(counters.busy_ratio(), Some(0.2));
     }
 }

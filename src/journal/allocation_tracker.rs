@@ -10,11 +10,11 @@ use std::time::Duration;
 use super::allocation_record::{AllocationRecord, Ending, Xid};
 use super::recording::{self, Holders};
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{Account, Figures, LISTS_NONE_AT_START, Moment, Monotonic, Snapshot, UnixSeconds};
+use crate::domain::model::{Account, HoldingCounters, LISTS_NONE_AT_START, Moment, Monotonic, Snapshot, UnixSeconds};
 
-/// Open holdings are written this often: a crash loses their figures of at most this time.
+/// Open holdings are written this often: a crash loses their counters of at most this time.
 pub const PROGRESS: Duration = Duration::from_secs(30);
-/// The last seconds of a holding come with the next readings: its figures may grow for this time after its end.
+/// The last seconds of a holding come with the next readings: its counters may grow for this time after its end.
 const FINAL_FIGURES: Duration = Duration::from_secs(20);
 /// Ended records that wait for the disk; beyond that, those that began first are dropped. Open ones are in memory anyway.
 const WAITING_LIMIT: usize = 4096;
@@ -46,21 +46,21 @@ pub struct AllocationTracker {
 #[derive(Clone, Copy, Debug)]
 struct LastAccount {
     created: UnixSeconds,
-    figures: Figures,
+    counters: HoldingCounters,
     /// The last observation that had it.
     seen: u64,
 }
 
-/// A holding that continues, or that still lacks its final figures. For figures and XIDs, what the record has is
+/// A holding that continues, or that still lacks its final counters. For counters and XIDs, what the record has is
 /// `carried` + (account − `base`).
 #[derive(Clone, Debug)]
 struct Tracked {
     record: AllocationRecord,
     /// Of the account at the beginning of this holding.
-    base: Figures,
+    base: HoldingCounters,
     base_xids: Vec<Xid>,
-    /// Of the record of an earlier agent that this one continues, less the figures of time that both observed.
-    carried: Figures,
+    /// Of the record of an earlier agent that this one continues, less the counters of time that both observed.
+    carried: HoldingCounters,
     carried_xids: Vec<Xid>,
     continues_earlier: bool,
     since: Monotonic,
@@ -143,14 +143,14 @@ impl AllocationTracker {
         holders: &impl Deref<Target = Holders<'a>>,
     ) -> bool {
         let key = recording::account_key(account);
-        let figures = account.figures;
-        let now = LastAccount { created: account.created, figures, seen: self.observations };
+        let counters = account.counters;
+        let now = LastAccount { created: account.created, counters, seen: self.observations };
         let last = match self.last_accounts.get_mut(&key) {
             Some(last) => Some(std::mem::replace(last, now)),
             None => self.last_accounts.insert(key.clone(), now),
         };
         // Another account starts at zero; after a clock that was set back it may be of the same second.
-        let last = last.filter(|last| last.created == account.created && !figures.fell_since(last.figures));
+        let last = last.filter(|last| last.created == account.created && !counters.fell_since(last.counters));
         let is_held = account.holding.is_some();
         let goes_on = last.is_some() && self.tracked.get(&key).is_some_and(|tracked| tracked.ended.is_none());
         // Not held and new: it began and ended between two snapshots.
@@ -181,7 +181,7 @@ impl AllocationTracker {
         urgent
     }
 
-    /// Another holding follows under the key, or another account: what is tracked there has all of its figures.
+    /// Another holding follows under the key, or another account: the tracked one has all of its counters.
     fn finish(&mut self, key: &HoldingKey, now: Moment) {
         if let Some(mut tracked) = self.tracked.remove(key) {
             if tracked.ended.is_none() {
@@ -197,9 +197,9 @@ impl AllocationTracker {
         let began = if first { account.created } else { snapshot.at.unix };
         let mut tracked = Tracked {
             record: recording::record(account, snapshot, began, self.next_id(snapshot.at)),
-            base: last.map_or_else(Figures::default, |last| last.figures),
+            base: last.map_or_else(HoldingCounters::default, |last| last.counters),
             base_xids: if first { vec![] } else { recording::xids(account, snapshot) },
-            carried: Figures::default(),
+            carried: HoldingCounters::default(),
             carried_xids: vec![],
             continues_earlier: false,
             since: snapshot.at.monotonic,
@@ -214,7 +214,7 @@ impl AllocationTracker {
         self.tracked.insert(key, tracked);
     }
 
-    /// Ends holdings without an account, and removes those that have their final figures.
+    /// Ends holdings without an account, and removes those that have their final counters.
     fn finish_ended(&mut self, snapshot: &Snapshot) -> bool {
         self.last_accounts.retain(|_, last| last.seen == self.observations);
         let Self { tracked, waiting, last_accounts: present, .. } = self;
@@ -307,9 +307,9 @@ impl AllocationTracker {
 }
 
 impl Tracked {
-    /// Updates the record from the account. True when more than the figures changed.
+    /// Updates the record from the account. True when more than the counters changed.
     fn update(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
-        self.record.figures = self.carried.plus(account.figures.since(self.base));
+        self.record.counters = self.carried.plus(account.counters.since(self.base));
         if self.ended.is_none() {
             self.set_seen(snapshot.at.unix);
             recording::describe(&mut self.record, account, snapshot);
@@ -332,7 +332,7 @@ impl Tracked {
     fn set_seen(&mut self, now: UnixSeconds) {
         self.record.seen = now.0;
         if now.0 < self.record.began {
-            self.record.began = now.0 - self.record.figures.held_seconds.unwrap_or(0.0);
+            self.record.began = now.0 - self.record.counters.held_seconds.unwrap_or(0.0);
         }
     }
 
@@ -357,15 +357,15 @@ impl Tracked {
         }
     }
 
-    /// Continues the record of an earlier agent. Figures of time that both agents observed count once; XIDs have no times,
+    /// Continues the record of an earlier agent. Time that both agents observed counts once; XIDs have no times,
     /// and one that both attributed counts twice.
     fn continue_from(&mut self, old: AllocationRecord, now: UnixSeconds) {
         let observed = now.0 - self.record.began;
         // The part of it that the other agent observed too.
         let both = old.seen - old.began.max(self.record.began);
         let overlap = if observed > 0.0 { (both / observed).clamp(0.0, 1.0) } else { 0.0 };
-        self.carried = old.figures.plus(self.record.figures.times(-overlap));
-        self.record.figures = self.carried.plus(self.record.figures);
+        self.carried = old.counters.plus(self.record.counters.times(-overlap));
+        self.record.counters = self.carried.plus(self.record.counters);
         self.record.unseen_seconds = old.unseen_seconds + (self.record.began - old.seen).max(0.0);
         self.record.agent_restarts = old.agent_restarts + 1;
         self.record.id = old.id;

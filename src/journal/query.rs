@@ -168,12 +168,12 @@ pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Resu
     Ok(AllocationsResponse { journal: true, ..query.response("", now.0, stored, BTreeMap::new()) })
 }
 
-/// Without a journal: current holdings, with their figures since the start of this agent.
+/// Without a journal: current holdings, with their counters since the start of this agent.
 pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
     let record = |(number, account)| {
         let mut record = recording::record(account, snapshot, account.created, number);
-        record.figures = account.figures;
+        record.counters = account.counters;
         record.xids = recording::xids(account, snapshot);
         (number, record)
     };

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::allocation_record::{AllocationRecord, Ending};
 use super::usage::{By, Usage, UsageRow, UsageTotals};
-use crate::domain::model::Figures;
+use crate::domain::model::HoldingCounters;
 use crate::terminal::{aligned, harmless};
 
 const HOUR: f64 = 3600.0;
@@ -95,8 +95,8 @@ pub fn holdings_table(records: &[AllocationRecord]) -> String {
             time(record.began),
             until,
         ];
-        row.extend(shown_figures(&record.figures));
-        row.extend([number(record.figures.energy_joules, KILOWATT_HOUR), events(record)]);
+        row.extend(shown_counters(&record.counters));
+        row.extend([number(record.counters.energy_joules, KILOWATT_HOUR), events(record)]);
         table.push(row);
     }
     aligned(&table, 8)
@@ -136,11 +136,11 @@ fn row_names(row: &UsageRow, by: By) -> Vec<String> {
 
 fn shown(totals: &UsageTotals) -> Vec<String> {
     let mut cells = vec![totals.holdings.to_string()];
-    cells.extend(shown_figures(&totals.figures));
+    cells.extend(shown_counters(&totals.counters));
     cells.extend([
-        percent(totals.figures.held_ratio()),
+        percent(totals.counters.held_ratio()),
         percent(totals.utilization_ratio),
-        number(totals.figures.energy_joules, KILOWATT_HOUR),
+        number(totals.counters.energy_joules, KILOWATT_HOUR),
         totals.xids.map_or("-".to_owned(), |xids| xids.to_string()),
         totals.unhealthy.to_string(),
     ]);
@@ -148,14 +148,14 @@ fn shown(totals: &UsageTotals) -> Vec<String> {
 }
 
 /// In the columns `TITLES`.
-fn shown_figures(figures: &Figures) -> [String; 6] {
+fn shown_counters(counters: &HoldingCounters) -> [String; 6] {
     [
-        figures.held_seconds,
-        figures.allocated_seconds,
-        figures.busy_seconds,
-        figures.borrowed_seconds,
-        figures.idle_seconds,
-        figures.uncovered_seconds,
+        counters.held_seconds,
+        counters.allocated_seconds,
+        counters.busy_seconds,
+        counters.borrowed_seconds,
+        counters.idle_seconds,
+        counters.uncovered_seconds,
     ]
     .map(|seconds| number(seconds, HOUR))
 }
@@ -188,9 +188,9 @@ mod tests {
     fn a_usage_names_the_first_holding_and_its_percentages_are_of_the_gpu() {
         let mut record =
             AllocationRecord { began: 100.0, seen: 200.0, ended: Some(200.0), ..AllocationRecord::default() };
-        record.figures.held_seconds = Some(100.0);
-        (record.figures.allocated_seconds, record.figures.busy_seconds) = (Some(25.0), Some(20.0));
-        record.figures.idle_seconds = Some(5.0);
+        record.counters.held_seconds = Some(100.0);
+        (record.counters.allocated_seconds, record.counters.busy_seconds) = (Some(25.0), Some(20.0));
+        record.counters.idle_seconds = Some(5.0);
         let table = |since| usage_table(&Usage::sum([&record], By::Namespace, since, 1000.0), By::Namespace);
         let young = table(0.0);
         assert!(young.contains("; the first recorded holding began at 1970-01-01T00:01:40Z\n"), "{young}");

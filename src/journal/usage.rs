@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::allocation_record::AllocationRecord;
-use crate::domain::model::Figures;
+use crate::domain::model::HoldingCounters;
 
 /// How rows are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub enum By {
 pub struct UsageTotals {
     pub holdings: u64,
     #[serde(flatten)]
-    pub figures: Figures,
-    /// `Figures::busy_ratio`: of the GPU, whatever part of it is held.
+    pub counters: HoldingCounters,
+    /// `HoldingCounters::busy_ratio`: of the GPU, whatever part of it is held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_ratio: Option<f64>,
     /// `None` by device: XIDs that are attributed to no container are not in the journal.
@@ -56,7 +56,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// A holding that crosses a bound of the window counts in proportion to its time inside; its figures have no finer
+    /// A holding that crosses a bound of the window counts in proportion to its time inside; its counters have no finer
     /// resolution.
     pub fn sum<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
         let mut rows: BTreeMap<Vec<Arc<str>>, UsageRow> = BTreeMap::new();
@@ -76,7 +76,7 @@ impl Usage {
         }
         let mut rows: Vec<UsageRow> = rows.into_values().collect();
         for totals in rows.iter_mut().map(|row| &mut row.totals).chain([&mut total]) {
-            totals.utilization_ratio = totals.figures.busy_ratio();
+            totals.utilization_ratio = totals.counters.busy_ratio();
             totals.xids = (by != By::Device).then_some(totals.xids.unwrap_or(0));
         }
         Self { since, until, first_began, rows, total }
@@ -107,7 +107,7 @@ fn key(names: &BTreeMap<&str, Arc<str>>) -> Vec<Arc<str>> {
 impl UsageTotals {
     fn add(&mut self, record: &AllocationRecord, part: f64, (since, until): (f64, f64)) {
         self.holdings += 1;
-        self.figures = self.figures.plus(record.figures.times(part));
+        self.counters = self.counters.plus(record.counters.times(part));
         // XIDs have no times, so `part` does not scale them.
         self.xids = Some(record.xids.iter().fold(self.xids.unwrap_or(0), |sum, xid| sum.saturating_add(xid.count)));
         let within = |at: f64| (since..=until).contains(&at);

@@ -223,7 +223,7 @@ impl World {
     fn idle(&self) -> BTreeMap<String, f64> {
         let accounts = &self.output.as_ref().unwrap().accounts;
         let idle =
-            |account: &podmeter::domain::model::Account| (account.container.to_string(), account.figures.idle_seconds);
+            |account: &podmeter::domain::model::Account| (account.container.to_string(), account.counters.idle_seconds);
         accounts.iter().map(idle).map(|(name, idle)| (name, idle.unwrap_or(0.0))).collect()
     }
 
@@ -299,11 +299,11 @@ impl World {
         prop_assert!(output.violations.values().all(|count| *count == 0), "{:?}", output.violations);
         for account in &output.accounts {
             let [allocated, busy, idle, uncovered, borrowed] = [
-                account.figures.allocated_seconds,
-                account.figures.busy_seconds,
-                account.figures.idle_seconds,
-                account.figures.uncovered_seconds,
-                account.figures.borrowed_seconds,
+                account.counters.allocated_seconds,
+                account.counters.busy_seconds,
+                account.counters.idle_seconds,
+                account.counters.uncovered_seconds,
+                account.counters.borrowed_seconds,
             ]
             .map(Option::unwrap_or_default);
             prop_assert!(near(busy + idle + uncovered, allocated + borrowed), "{account:?}");
@@ -320,7 +320,7 @@ impl World {
             prop_assert!(near(sum, device), "{sum} of holders, {device} of the device now");
         }
         let unattributed = &output.unattributed[0];
-        let booked = output.accounts.iter().filter_map(|account| account.figures.energy_joules).sum::<f64>()
+        let booked = output.accounts.iter().filter_map(|account| account.counters.energy_joules).sum::<f64>()
             + unattributed.energy_joules.values().sum::<f64>();
         let counted = self.counted as f64 / 1e3;
         prop_assert!(near(booked, counted), "{booked} J booked, {counted} J counted");

@@ -103,7 +103,7 @@ fn a_container_with_half_of_a_time_sliced_gpu_shows_half_in_every_reading() {
                 let sum: f64 = now.iter().flatten().sum();
                 assert!((device - 1.0).abs() < 1e-6 && (sum - device).abs() < 1e-6, "{device}, of which {now:?}");
             }
-            counted = output.accounts.iter().filter_map(|account| account.figures.busy_seconds).collect();
+            counted = output.accounts.iter().filter_map(|account| account.counters.busy_seconds).collect();
         }
         // To one sample.
         assert!(counted.iter().all(|busy| (busy - 30.0).abs() <= 0.2), "{counted:?}, read every {period} s");

@@ -338,9 +338,10 @@ impl Node {
             let own_idle = if exclusive { idle_watts * row.held_seconds } else { 0.0 };
             idle -= own_idle;
             let has = |read: fn(&Account) -> Option<f64>| account.and_then(read).unwrap_or(0.0);
-            allocated.add(row.held_seconds * fraction, has(|account| account.figures.allocated_seconds));
-            busy.add(row.busy_seconds * of_gpu, has(|account| account.figures.busy_seconds));
-            energy.add(row.busy_seconds * of_gpu * load_watts + own_idle, has(|account| account.figures.energy_joules));
+            allocated.add(row.held_seconds * fraction, has(|account| account.counters.allocated_seconds));
+            busy.add(row.busy_seconds * of_gpu, has(|account| account.counters.busy_seconds));
+            energy
+                .add(row.busy_seconds * of_gpu * load_watts + own_idle, has(|account| account.counters.energy_joules));
             pods += 1;
         }
         for unattributed in &output.unattributed {

@@ -97,7 +97,7 @@ fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
             Some(mig) => format!("{} {}: ", table::number(gpu, Some(mig)), clean(&mig.profile)),
             None => format!("{}: ", clean(mig.as_str())),
         });
-        let figures = &account.figures;
+        let counters = &account.counters;
         let parts = crate::domain::model::parts_of_device(&node.hardware.inventory, account);
         words.push(format!(
             "{}{}: {}{method}, busy now {}, memory {}, held {}, GPU time {}: busy {} ({} borrowed), idle {}, unknown {}; \
@@ -107,12 +107,12 @@ fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
             table::sharing(holding, parts.held),
             percent(parts.busy),
             memory(account.memory_used_bytes, None),
-            spanned(figures.held_seconds),
-            spanned(figures.allocated_seconds),
-            spanned(figures.busy_seconds),
-            spanned(figures.borrowed_seconds),
-            spanned(figures.idle_seconds),
-            spanned(figures.uncovered_seconds),
+            spanned(counters.held_seconds),
+            spanned(counters.allocated_seconds),
+            spanned(counters.busy_seconds),
+            spanned(counters.borrowed_seconds),
+            spanned(counters.idle_seconds),
+            spanned(counters.uncovered_seconds),
             known(account.processes.map(|count| count.to_string())),
         ));
     }

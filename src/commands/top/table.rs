@@ -180,7 +180,7 @@ fn containers(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigUuid>, indent:
 }
 
 fn container(node: &NodeResponse, account: &Account, indent: usize) -> TableRow {
-    let (figures, holding) = (&account.figures, account.holding.as_ref());
+    let (counters, holding) = (&account.counters, account.holding.as_ref());
     let name = clean(&account.container.to_string());
     let used = account.memory_used_bytes.filter(|_| holding.is_some());
     let limit = account.memory_limit_bytes.filter(|_| holding.is_some());
@@ -192,13 +192,13 @@ fn container(node: &NodeResponse, account: &Account, indent: usize) -> TableRow 
         memory(used, limit),
         known(None),
         known(None),
-        spanned(figures.held_seconds),
-        spanned(figures.idle_seconds),
-        spanned(figures.allocated_seconds),
-        spanned(figures.busy_seconds),
-        spanned(figures.borrowed_seconds),
-        spanned(figures.uncovered_seconds),
-        energy(figures.energy_joules),
+        spanned(counters.held_seconds),
+        spanned(counters.idle_seconds),
+        spanned(counters.allocated_seconds),
+        spanned(counters.busy_seconds),
+        spanned(counters.borrowed_seconds),
+        spanned(counters.uncovered_seconds),
+        energy(counters.energy_joules),
         spanned(account.last_active.map(|then| (node.at.unix.0 - then.0).max(0.0))),
     ];
     let style = if holding.is_some() { Style::Plain } else { Style::Quiet };

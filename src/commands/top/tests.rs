@@ -172,7 +172,7 @@ fn shrunk(gpus: usize, accounts: usize, name: &str) -> NodeResponse {
     node.accounts.truncate(accounts);
     for account in &mut node.accounts {
         account.container.pod = name.into();
-        account.figures.energy_joules = account.figures.energy_joules.map(|joules| joules * 1e300);
+        account.counters.energy_joules = account.counters.energy_joules.map(|joules| joules * 1e300);
     }
     for health in Arc::make_mut(&mut node.health).gpus.values_mut() {
         health.whole.causes.iter_mut().for_each(|cause| cause.detail = name.into());

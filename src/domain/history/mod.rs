@@ -16,7 +16,8 @@ pub use points::{INTERVAL_SECONDS, POINTS, Point, Points, Window};
 pub use sums::{ShareOwner, WindowShares};
 
 use crate::domain::model::{
-    Account, DeviceReadings, DeviceRef, Figures, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot, busy_ratio,
+    Account, DeviceReadings, DeviceRef, Gpu, GpuUuid, HoldingCounters, InstanceReading, MigUuid, Moment, Snapshot,
+    busy_ratio,
 };
 
 /// Events kept; the oldest are dropped first.
@@ -84,9 +85,9 @@ impl NodeHistory {
         self.sums.division(gpu, window)
     }
 
-    /// Busy, idle, borrowed and uncovered seconds of this holder.
-    pub fn figures(&self, account: &Account, window: Window) -> Option<Figures> {
-        self.sums.figures(account, window)
+    /// The busy, idle, borrowed and uncovered seconds of this holder in the window.
+    pub fn increase(&self, account: &Account, window: Window) -> Option<HoldingCounters> {
+        self.sums.increase(account, window)
     }
 
     fn add_points(&mut self, snapshot: &Snapshot) {

@@ -1,11 +1,11 @@
 //! The use of each holder in the last minutes. In: a snapshot's counters. Out: shares of a GPU's time and a holder's
-//! figures, by window. Does not know points and events.
+//! counters, by window. Does not know points and events.
 
 use std::collections::BTreeMap;
 
 use super::Window;
 use crate::domain::model::{
-    Account, ContainerRef, DeviceReadings, Figures, GpuUuid, MigUuid, Monotonic, Snapshot, UnattributedReason,
+    Account, ContainerRef, DeviceReadings, GpuUuid, HoldingCounters, MigUuid, Monotonic, Snapshot, UnattributedReason,
 };
 
 /// A window is nine to ten of these steps long.
@@ -132,11 +132,11 @@ impl GpuTime {
 }
 
 impl ShareTime {
-    fn advance(&mut self, figures: &Figures, interval: &SnapshotInterval) {
-        self.busy_seconds.advance(figures.busy_seconds.unwrap_or_default(), interval);
-        self.idle_seconds.advance(figures.idle_seconds.unwrap_or_default(), interval);
-        self.borrowed_seconds.advance(figures.borrowed_seconds.unwrap_or_default(), interval);
-        self.uncovered_seconds.advance(figures.uncovered_seconds.unwrap_or_default(), interval);
+    fn advance(&mut self, counters: &HoldingCounters, interval: &SnapshotInterval) {
+        self.busy_seconds.advance(counters.busy_seconds.unwrap_or_default(), interval);
+        self.idle_seconds.advance(counters.idle_seconds.unwrap_or_default(), interval);
+        self.borrowed_seconds.advance(counters.borrowed_seconds.unwrap_or_default(), interval);
+        self.uncovered_seconds.advance(counters.uncovered_seconds.unwrap_or_default(), interval);
     }
 }
 
@@ -151,30 +151,30 @@ impl WindowSums {
             time.advance(snapshot.hardware.readings.get(gpu).map(|readings| &**readings), &interval);
             self.gpus.insert(gpu.clone(), time);
         }
-        let attributed = snapshot.accounts.iter().map(|account| (&account.gpu, share_key(account), account.figures));
+        let attributed = snapshot.accounts.iter().map(|account| (&account.gpu, share_key(account), account.counters));
         let unattributed = snapshot.unattributed.iter().flat_map(|unattributed| {
             unattributed.busy_seconds.iter().map(|(reason, seconds)| {
-                let figures = Figures { busy_seconds: Some(*seconds), ..Figures::default() };
-                (&unattributed.gpu, (ShareOwner::Unattributed(*reason), None), figures)
+                let counters = HoldingCounters { busy_seconds: Some(*seconds), ..HoldingCounters::default() };
+                (&unattributed.gpu, (ShareOwner::Unattributed(*reason), None), counters)
             })
         });
-        for (gpu, key, figures) in attributed.chain(unattributed) {
+        for (gpu, key, counters) in attributed.chain(unattributed) {
             let of_gpu = before.shares.get_mut(gpu);
             let mut time = of_gpu.and_then(|of_gpu| of_gpu.remove(&key)).unwrap_or_default();
-            time.advance(&figures, &interval);
+            time.advance(&counters, &interval);
             self.shares.entry(gpu.clone()).or_default().insert(key, time);
         }
     }
 
     /// Busy, idle, borrowed and uncovered seconds.
-    pub(super) fn figures(&self, account: &Account, window: Window) -> Option<Figures> {
+    pub(super) fn increase(&self, account: &Account, window: Window) -> Option<HoldingCounters> {
         let time = self.shares.get(&account.gpu)?.get(&share_key(account))?;
-        Some(Figures {
+        Some(HoldingCounters {
             busy_seconds: Some(time.busy_seconds.sum(window)),
             idle_seconds: Some(time.idle_seconds.sum(window)),
             borrowed_seconds: Some(time.borrowed_seconds.sum(window)),
             uncovered_seconds: Some(time.uncovered_seconds.sum(window)),
-            ..Figures::default()
+            ..HoldingCounters::default()
         })
     }
 

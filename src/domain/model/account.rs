@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use super::{ContainerRef, DeviceId, Figures, GpuUuid, MigUuid, Moment, Monotonic, ResourceName, UnixSeconds};
+use super::{ContainerRef, DeviceId, GpuUuid, HoldingCounters, MigUuid, Moment, Monotonic, ResourceName, UnixSeconds};
 
 /// The use of one device by one container, kept for the retention after the end of the holding.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct Account {
     /// The start of this account.
     pub created: UnixSeconds,
     #[serde(flatten)]
-    pub figures: Figures,
+    pub counters: HoldingCounters,
     /// `None` while its activity is unknown.
     pub last_active: Option<UnixSeconds>,
     /// Busy in the last ten seconds read of the holding: of the fraction held, 0 to 1.

@@ -7,8 +7,8 @@ mod allocations;
 mod claims;
 mod collector;
 mod device_health;
-mod figures;
 mod file_stamp;
+mod holding_counters;
 mod identity;
 mod inventory;
 mod journal;
@@ -37,8 +37,8 @@ pub use device_health::{
     ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, RECOVERY_ACTIONS,
     UnhealthyReason, XidClass, XidCount, XidCounts, XidEvent, XidInstance, recovery_action,
 };
-pub use figures::Figures;
 pub use file_stamp::FileStamp;
+pub use holding_counters::HoldingCounters;
 pub use identity::{
     ContainerId, ContainerRef, DeviceId, DeviceRef, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName,
 };

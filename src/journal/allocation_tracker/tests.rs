@@ -105,21 +105,25 @@ fn holding() -> Holding {
 fn account(pod: &str, created: UnixSeconds) -> Account {
     let account = Account::new(ContainerRef::new("team", pod, "main"), GPU.into(), None, created);
     Account {
-        figures: Figures { held_seconds: Some(0.0), allocated_seconds: Some(0.0), ..Figures::default() },
+        counters: HoldingCounters {
+            held_seconds: Some(0.0),
+            allocated_seconds: Some(0.0),
+            ..HoldingCounters::default()
+        },
         ..account
     }
 }
 
 fn gain(account: &mut Account, seconds: f64) {
-    let more = Figures {
+    let more = HoldingCounters {
         held_seconds: Some(seconds),
         allocated_seconds: Some(seconds),
         busy_seconds: Some(seconds / 2.0),
         idle_seconds: Some(seconds / 2.0),
         energy_joules: Some(seconds * 300.0),
-        ..Figures::default()
+        ..HoldingCounters::default()
     };
-    account.figures = account.figures.plus(more);
+    account.counters = account.counters.plus(more);
 }
 
 /// A tracker without records of an earlier agent.
@@ -147,7 +151,7 @@ fn a_holding_ends_with_its_last_figures() {
     assert!(tracker.observe(&node.snapshot()), "a beginning is urgent");
     write(&mut disk, &mut tracker);
     node.pass(10);
-    assert!(!tracker.observe(&node.snapshot()), "larger figures are not");
+    assert!(!tracker.observe(&node.snapshot()), "larger counters are not");
     assert_eq!(tracker.to_write(), []);
     node.pass(25);
     assert!(tracker.observe(&node.snapshot()), "they are written from time to time");
@@ -157,13 +161,13 @@ fn a_holding_ends_with_its_last_figures() {
     write(&mut disk, &mut tracker);
     let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
     assert_eq!((record.began, record.ended, record.ending), (BIRTH, Some(BIRTH + 35.0), Some(Ending::Released)));
-    assert_eq!((record.figures.allocated_seconds, record.figures.energy_joules), (Some(35.0), Some(10_500.0)));
+    assert_eq!((record.counters.allocated_seconds, record.counters.energy_joules), (Some(35.0), Some(10_500.0)));
     // The last reading of the device comes after the end.
     gain(node.accounts.get_mut("a").expect("there"), 1.0);
     node.pass(30);
     tracker.observe(&node.snapshot());
     write(&mut disk, &mut tracker);
-    assert_eq!(disk[&record.id].figures.allocated_seconds, Some(36.0));
+    assert_eq!(disk[&record.id].counters.allocated_seconds, Some(36.0));
     assert_eq!(disk[&record.id].ended, Some(BIRTH + 35.0));
     assert!(tracker.live().is_empty());
 }
@@ -203,7 +207,7 @@ fn a_holding_between_two_snapshots_is_recorded() {
     let records = tracker.to_write();
     tracker.written(&records);
     assert_eq!((records.len(), records[0].ended), (1, Some(BIRTH + 1.0)));
-    assert_eq!(records[0].figures.allocated_seconds, Some(1.0));
+    assert_eq!(records[0].counters.allocated_seconds, Some(1.0));
     node.pass(60);
     tracker.observe(&node.snapshot());
     assert!(tracker.to_write().len() <= 1 && !tracker.observe(&node.snapshot()), "once");
@@ -220,7 +224,7 @@ fn another_account_under_the_name_of_a_holding_takes_nothing_from_its_record() {
     }
     tracker.requeue_all();
     write(&mut disk, &mut tracker);
-    let records: Vec<_> = disk.values().map(|record| (record.figures.allocated_seconds, record.is_open())).collect();
+    let records: Vec<_> = disk.values().map(|record| (record.counters.allocated_seconds, record.is_open())).collect();
     assert_eq!(records, [(Some(10.0), false), (Some(3.0), true)]);
 }
 
@@ -344,8 +348,8 @@ proptest! {
     #[test]
     fn no_second_is_lost_or_counted_twice(steps in steps()) {
         let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
-        let mut counted = Figures::default();
-        let count = |node: &Node, name: &str| node.accounts.get(name).map_or(Figures::default(), |account| account.figures);
+        let mut counted = HoldingCounters::default();
+        let count = |node: &Node, name: &str| node.accounts.get(name).map_or(HoldingCounters::default(), |account| account.counters);
         for step in steps {
             let name = |number: u8| format!("p{number}");
             match step {
@@ -394,7 +398,7 @@ proptest! {
         }
         let live = tracker.live();
         disk.extend(live);
-        let written = disk.values().fold(Figures::default(), |sum, record| sum.plus(record.figures));
+        let written = disk.values().fold(HoldingCounters::default(), |sum, record| sum.plus(record.counters));
         for (one, other) in [
             (written.allocated_seconds, counted.allocated_seconds),
             (written.busy_seconds, counted.busy_seconds),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::Figures;
+use crate::domain::model::HoldingCounters;
 use crate::journal::allocation_record::JournalDevice;
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(1000) };
@@ -18,7 +18,7 @@ fn record(id: u64, ended: Option<f64>) -> AllocationRecord {
         began: id as f64,
         seen: ended.unwrap_or(id as f64 + 1.0),
         ended,
-        figures: Figures { busy_seconds: Some(0.1 + id as f64), ..Figures::default() },
+        counters: HoldingCounters { busy_seconds: Some(0.1 + id as f64), ..HoldingCounters::default() },
         ..AllocationRecord::default()
     }
 }

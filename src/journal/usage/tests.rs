@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::domain::model::Figures;
+use crate::domain::model::HoldingCounters;
 use crate::journal::allocation_record::{JournalDevice, Xid};
 use crate::journal::report::usage_table;
 
@@ -15,13 +15,13 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
         began,
         seen: ended,
         ended: Some(ended),
-        figures: Figures {
+        counters: HoldingCounters {
             held_seconds: Some(seconds),
             allocated_seconds: Some(seconds),
             busy_seconds: busy.map(|busy| busy * seconds),
             idle_seconds: busy.map(|busy| (1.0 - busy) * seconds),
             energy_joules: busy.map(|_| 100.0 * seconds),
-            ..Figures::default()
+            ..HoldingCounters::default()
         },
         ..AllocationRecord::default()
     }
@@ -33,17 +33,17 @@ fn a_holding_across_a_bound_counts_in_proportion() {
     let usage = Usage::sum(&records, By::Namespace, 150.0, 1000.0);
     let [row] = &usage.rows[..] else { panic!("one row: {usage:?}") };
     assert_eq!(
-        (row.names.get("namespace").map(|name| &**name), row.totals.figures.allocated_seconds),
+        (row.names.get("namespace").map(|name| &**name), row.totals.counters.allocated_seconds),
         (Some("a"), Some(50.0))
     );
-    assert_eq!((row.totals.utilization_ratio, row.totals.figures.energy_joules), (Some(0.25), Some(5000.0)));
+    assert_eq!((row.totals.utilization_ratio, row.totals.counters.energy_joules), (Some(0.25), Some(5000.0)));
 }
 
 #[test]
 fn unknown_is_absent_and_not_zero() {
     let usage = Usage::sum(&[record(2, "b-1", "GPU-1", (0.0, 50.0), None)], By::Pod, 0.0, 100.0);
-    assert_eq!((usage.total.figures.busy_seconds, usage.total.utilization_ratio), (None, None));
-    assert_eq!(usage.total.figures.allocated_seconds, Some(50.0));
+    assert_eq!((usage.total.counters.busy_seconds, usage.total.utilization_ratio), (None, None));
+    assert_eq!(usage.total.counters.allocated_seconds, Some(50.0));
     let json = serde_json::to_value(&usage).unwrap();
     assert!(json["total"].get("busy_seconds").is_none(), "{json}");
 }
@@ -83,9 +83,9 @@ proptest! {
             (usage.rows.iter().filter_map(|row| read(&row.totals)).sum::<f64>(), read(&usage.total).unwrap_or(0.0))
         };
         for read in [
-            (|totals: &UsageTotals| totals.figures.allocated_seconds) as fn(&UsageTotals) -> Option<f64>,
-            |totals: &UsageTotals| totals.figures.busy_seconds,
-            |totals: &UsageTotals| totals.figures.energy_joules,
+            (|totals: &UsageTotals| totals.counters.allocated_seconds) as fn(&UsageTotals) -> Option<f64>,
+            |totals: &UsageTotals| totals.counters.busy_seconds,
+            |totals: &UsageTotals| totals.counters.energy_joules,
         ] {
             let views = [By::Namespace, By::Pod, By::Device].map(|by| Usage::sum(&records, by, 0.0, 2000.0));
             let whole = sum(&views[0], read).1;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::{Account, ContainerRef, Figures, Moment, SharingForm, UnixSeconds};
+use crate::domain::model::{Account, ContainerRef, HoldingCounters, Moment, SharingForm, UnixSeconds};
 use crate::journal::Query;
 use crate::journal::allocation_record::AllocationRecord;
 
@@ -14,7 +14,10 @@ fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
     let at: Moment = clock.now();
     let account = Account {
         holding: Some(crate::test_data::holding("GPU-1", SharingForm::Exclusive, 1.0)),
-        figures: Figures { allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()), ..Figures::default() },
+        counters: HoldingCounters {
+            allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()),
+            ..HoldingCounters::default()
+        },
         ..Account::new(ContainerRef::new("team", pod, "main"), "GPU-1".into(), None, at.unix)
     };
     Snapshot { at, accounts: vec![account], ..Snapshot::default() }

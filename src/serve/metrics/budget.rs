@@ -111,7 +111,7 @@ fn names(account: &Account) -> (&ContainerRef, &GpuUuid, Option<&MigUuid>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{Figures, Moment, Monotonic, UnixSeconds};
+    use crate::domain::model::{HoldingCounters, Moment, Monotonic, UnixSeconds};
     use crate::serve::metrics::tests::fixture;
 
     fn shown(accounts: &[Account]) -> Vec<&str> {
@@ -154,7 +154,7 @@ mod tests {
             let account = Account::new(container, "GPU-0".into(), None, crate::domain::model::UnixSeconds(created));
             Account {
                 ended: (!held).then(Default::default),
-                figures: Figures { allocated_seconds: Some(created), ..Figures::default() },
+                counters: HoldingCounters { allocated_seconds: Some(created), ..HoldingCounters::default() },
                 ..account
             }
         };

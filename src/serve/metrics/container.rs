@@ -31,27 +31,27 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_container_allocated_seconds_total",
             "GPU-seconds held: a shared slot counts its share of the GPU, a MIG device its slices.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.figures.allocated_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.counters.allocated_seconds),
         ),
         counter(
             "podmeter_container_busy_seconds_total",
             "GPU-seconds in which the container kept its device busy.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.figures.busy_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.counters.busy_seconds),
         ),
         counter(
             "podmeter_container_borrowed_seconds_total",
             "The part of podmeter_container_busy_seconds_total beyond what the container holds.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.figures.borrowed_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.counters.borrowed_seconds),
         ),
         counter(
             "podmeter_container_idle_seconds_total",
             "GPU-seconds held and not busy, of the time with known busy seconds.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.figures.idle_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.counters.idle_seconds),
         ),
         counter(
             "podmeter_container_uncovered_seconds_total",
             "GPU-seconds held without known busy seconds: neither busy nor idle.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.figures.uncovered_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.counters.uncovered_seconds),
         ),
         gauge(
             "podmeter_container_last_active_timestamp_seconds",
@@ -82,7 +82,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| family.each(current(snapshot), |account| account.memory_limit_bytes),
         ),
         counter("podmeter_container_energy_joules_total", "Energy attributed to the container.", |snapshot, family| {
-            family.each(shown(snapshot), |account| account.figures.energy_joules);
+            family.each(shown(snapshot), |account| account.counters.energy_joules);
         }),
         gauge("podmeter_container_processes", "Processes of the container on the device.", |snapshot, family| {
             family.each(current(snapshot), |account| account.processes);
@@ -109,14 +109,14 @@ fn current(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Account)> {
 
 /// How many series an account has in this group.
 pub(super) fn series_of(account: &Account) -> usize {
-    let figures = &account.figures;
+    let counters = &account.counters;
     let totals = [
-        figures.allocated_seconds,
-        figures.busy_seconds,
-        figures.borrowed_seconds,
-        figures.idle_seconds,
-        figures.uncovered_seconds,
-        figures.energy_joules,
+        counters.allocated_seconds,
+        counters.busy_seconds,
+        counters.borrowed_seconds,
+        counters.idle_seconds,
+        counters.uncovered_seconds,
+        counters.energy_joules,
     ];
     let current = [
         account.last_active.is_some(),

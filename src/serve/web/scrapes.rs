@@ -1,5 +1,5 @@
 //! Scrapes, measured by the routes. Their durations are in the next snapshot; their number tells the ledger that the final
-//! figures of an ended container were scraped.
+//! counters of an ended container were scraped.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,9 +7,9 @@ use super::interval::is_nothing;
 use super::parts::{Part, add_known};
 use super::segments::{HoldingTerms, Span};
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, RecentRatio, SharingForm};
+use crate::domain::model::{Account, Holding, HoldingCounters, Moment, Monotonic, RecentRatio, SharingForm};
 
-/// Pages that have shown the final figures of an account before it may go.
+/// Pages that have shown the final counters of an account before it may go.
 const FINAL_PAGES: u64 = 2;
 
 /// One container and one device: the account, and the holding time that is not accounted yet.
@@ -20,7 +20,7 @@ pub struct HolderAccount {
     open: Option<(Monotonic, HoldingTerms)>,
     /// Ended holdings, and those whose terms have changed, since the device clock last moved.
     closed: Vec<Span>,
-    /// `Observation::scrapes` when the final figures were first published.
+    /// `Observation::scrapes` when the final counters were first published.
     pub final_since_scrape: Option<u64>,
     /// The observation that last saw it held.
     pub seen: u64,
@@ -81,11 +81,11 @@ impl HolderAccount {
     pub fn opened(key: &HoldingKey, holding: &Holding, now: Moment, seen: u64) -> Self {
         let account = Account {
             holding: Some(holding.clone()),
-            figures: Figures {
+            counters: HoldingCounters {
                 held_seconds: Some(0.0),
                 allocated_seconds: holding.fraction.map(|_| 0.0),
                 uncovered_seconds: holding.fraction.map(|_| 0.0),
-                ..Figures::default()
+                ..HoldingCounters::default()
             },
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
@@ -137,7 +137,7 @@ impl HolderAccount {
         self.open.is_none() && self.closed.is_empty()
     }
 
-    /// Its final figures were kept for the retention, and enough pages had them.
+    /// Its final counters were kept for the retention, and enough pages had them.
     pub fn is_over(&self, now: Monotonic, retention: Duration, scrapes: u64) -> bool {
         let (Some(ended), Some(since)) = (self.account.ended, self.final_since_scrape) else { return false };
         now.since(ended.monotonic) >= retention && scrapes >= since + FINAL_PAGES
@@ -163,18 +163,18 @@ impl HolderAccount {
     /// Adds an interval, which ended at `to`, and in which the GPU was busy for `gpu_busy` seconds.
     pub fn add(&mut self, entry: &AccountEntry, gpu_busy: Option<f64>, to: Monotonic, now: Moment) {
         let account = &mut self.account;
-        let figures = &mut account.figures;
+        let counters = &mut account.counters;
         let covered = entry.covered.unwrap_or_default();
-        add_known(&mut figures.held_seconds, Some(entry.held_seconds));
-        add_known(&mut figures.allocated_seconds, entry.allocated);
+        add_known(&mut counters.held_seconds, Some(entry.held_seconds));
+        add_known(&mut counters.allocated_seconds, entry.allocated);
         let uncovered = entry.allocated.map(|allocated| allocated - covered.allocated);
-        add_known(&mut figures.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
+        add_known(&mut counters.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
         if entry.covered.is_some() {
-            add_known(&mut figures.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
-            add_known(&mut figures.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));
+            add_known(&mut counters.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
+            add_known(&mut counters.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));
         }
-        add_known(&mut figures.busy_seconds, entry.part.busy);
-        add_known(&mut figures.energy_joules, entry.part.energy);
+        add_known(&mut counters.busy_seconds, entry.part.busy);
+        add_known(&mut counters.energy_joules, entry.part.energy);
         if let Some(busy) = entry.part.busy {
             self.recent_use.add(entry.known_seconds, busy);
             if gpu_busy.is_some_and(|gpu_busy| !is_nothing(gpu_busy - busy)) {

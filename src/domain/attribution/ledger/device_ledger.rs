@@ -183,7 +183,7 @@ impl DeviceLedger {
         audit.check(DividedQuantity::Energy, joules, parts);
         for (key, joules) in energy.holders {
             if let Some(holder) = self.accounts.get_mut(&key) {
-                add_known(&mut holder.account.figures.energy_joules, Some(joules));
+                add_known(&mut holder.account.counters.energy_joules, Some(joules));
             }
         }
         let unattributed = &mut self.unattributed.energy_joules;

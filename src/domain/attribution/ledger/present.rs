@@ -214,7 +214,7 @@ fn set_gauges(
     let account = &mut holder.account;
     let Some(holding) = &account.holding else { return };
     let instance = medium.zip(mig).and_then(|(medium, mig)| instance_of(medium, mig));
-    // A GPU instance of several compute instances: its figures are not this container's alone.
+    // A GPU instance of several compute instances: its readings are not this container's alone.
     let alone = instance.filter(|instance| instance.members.len() == 1 && holding.sharing == SharingForm::Mig);
     // The driver has no GPM ratios by process. SM time is no weight for them: it does not count how many SMs a process uses.
     let is_own = !is_partitioned(present.gpu) && holder.others_until <= gpm_from;

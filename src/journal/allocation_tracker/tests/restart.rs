@@ -40,8 +40,8 @@ fn a_holding_continues_across_a_restart_with_its_unseen_time() {
         write(&mut disk, &mut tracker);
         let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
         assert_eq!((record.began, record.ended), (BIRTH, Some(BIRTH + 120.0)));
-        assert_eq!(record.figures.allocated_seconds, Some(60.0), "late: {late}");
-        assert_eq!((record.figures.held_seconds, record.unseen_seconds, record.agent_restarts), (Some(60.0), 60.0, 1));
+        assert_eq!(record.counters.allocated_seconds, Some(60.0), "late: {late}");
+        assert_eq!((record.counters.held_seconds, record.unseen_seconds, record.agent_restarts), (Some(60.0), 60.0, 1));
     }
 }
 
@@ -65,7 +65,7 @@ fn another_pod_of_the_name_is_another_holding_also_with_a_late_uid() {
         let records: Vec<_> = disk.values().collect();
         let ends: Vec<_> = records.iter().map(|record| (record.ended, record.ending)).collect();
         assert_eq!(ends, [(Some(BIRTH + 40.0), Some(Ending::Unseen)), (None, None)], "late: {learnt_late}");
-        let allocated: Vec<_> = records.iter().map(|record| record.figures.allocated_seconds).collect();
+        let allocated: Vec<_> = records.iter().map(|record| record.counters.allocated_seconds).collect();
         assert_eq!(allocated, [Some(40.0), Some(21.0)], "late: {learnt_late}");
         assert_eq!((records[1].began, records[1].unseen_seconds), (BIRTH + 100.0, 0.0));
     }
@@ -95,7 +95,7 @@ fn a_pod_that_is_replaced_under_its_name_ends() {
     let records: Vec<_> = disk.values().collect();
     let ends: Vec<_> = records.iter().map(|record| (record.ended, record.ending)).collect();
     assert_eq!(ends, [(Some(BIRTH + 5.0), Some(Ending::Replaced)), (None, None)]);
-    let allocated: Vec<_> = records.iter().map(|record| record.figures.allocated_seconds).collect();
+    let allocated: Vec<_> = records.iter().map(|record| record.counters.allocated_seconds).collect();
     assert_eq!(allocated, [Some(6.0), Some(6.0)], "each has its own");
     let uids: Vec<_> = records.iter().map(|record| record.pod_uid.as_deref()).collect();
     assert_eq!(uids, [Some("u1"), Some("u2")]);
@@ -115,7 +115,7 @@ fn a_holding_that_ended_during_a_restart_ends_once_the_kubelet_has_responded() {
     write(&mut disk, &mut tracker);
     let record = disk.values().next().expect("one");
     assert_eq!((record.ended, record.ending), (Some(BIRTH + 40.0), Some(Ending::Unseen)));
-    assert_eq!(record.figures.allocated_seconds, Some(40.0));
+    assert_eq!(record.counters.allocated_seconds, Some(40.0));
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn an_agent_that_gets_the_file_again_continues_what_another_one_began() {
     write(&mut disk, &mut tracker);
     let held: Vec<_> = disk
         .values()
-        .map(|record| (&*record.pod, record.began, record.figures.held_seconds, record.is_open()))
+        .map(|record| (&*record.pod, record.began, record.counters.held_seconds, record.is_open()))
         .collect();
     assert_eq!(held, [("a", BIRTH, Some(50.0), true), ("b", BIRTH + 10.0, Some(40.0), true)]);
 }
@@ -186,7 +186,7 @@ fn time_observed_by_two_agents_counts_once() {
     tracker.requeue_all();
     write(&mut disk, &mut tracker);
     let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
-    assert_eq!(record.figures.allocated_seconds, Some(60.0), "from 0 to 60, each second once");
+    assert_eq!(record.counters.allocated_seconds, Some(60.0), "from 0 to 60, each second once");
     assert_eq!(record.unseen_seconds, 0.0);
 }
 

@@ -314,13 +314,13 @@ fn allocatable() -> Allocatable {
     }
 }
 
-/// The figures of a holder of which no reading exists.
-fn unread(held: f64, allocated: f64) -> Figures {
-    Figures {
+/// The counters of a holder of which no reading exists.
+fn unread(held: f64, allocated: f64) -> HoldingCounters {
+    HoldingCounters {
         held_seconds: Some(held),
         allocated_seconds: Some(allocated),
         uncovered_seconds: Some(allocated),
-        ..Figures::default()
+        ..HoldingCounters::default()
     }
 }
 
@@ -341,7 +341,7 @@ fn accounts() -> Vec<Account> {
         })
     };
     let slice = |resource, id| holding(resource, id, SharingForm::Mig, Attribution::Estimated, 1.0 / 7.0);
-    let figures = |allocated, busy, idle, energy_joules| Figures {
+    let counters = |allocated, busy, idle, energy_joules| HoldingCounters {
         held_seconds: Some(allocated),
         allocated_seconds: Some(allocated),
         busy_seconds: Some(busy),
@@ -352,7 +352,7 @@ fn accounts() -> Vec<Account> {
     };
     let exclusive = Account {
         holding: holding(Some("nvidia.com/gpu"), WHOLE, SharingForm::Exclusive, Attribution::Exclusive, 1.0),
-        figures: figures(499.5, 300.5, 199.0, Some(200_000.0)),
+        counters: counters(499.5, 300.5, 199.0, Some(200_000.0)),
         last_active: Some(UnixSeconds(STARTED.0 + 599.0)),
         utilization_ratio: Some(0.87),
         gpu_utilization_ratio: Some(0.87),
@@ -366,7 +366,7 @@ fn accounts() -> Vec<Account> {
     let hostile = Account {
         mig: Some(SLICE.into()),
         holding: slice(Some("nvidia.com/mig-1g.10gb"), SLICE),
-        figures: unread(500.5, 71.5),
+        counters: unread(500.5, 71.5),
         last_active: Some(UnixSeconds(STARTED.0 + 100.5)),
         utilization_ratio: Some(0.75),
         gpu_utilization_ratio: Some(0.75 / 7.0),
@@ -377,14 +377,14 @@ fn accounts() -> Vec<Account> {
     let claiming = Account {
         mig: Some(OTHER_SLICE.into()),
         holding: slice(None, "gpu-2-mig-1g.10gb-19-1"),
-        figures: unread(70.0, 10.0),
+        counters: unread(70.0, 10.0),
         utilization_ratio: Some(0.0),
         gpu_utilization_ratio: Some(0.0),
         memory_used_bytes: Some(2 * GIB),
         ..account("research", "claiming", PARTITIONED)
     };
     let ended = Account {
-        figures: figures(12.0, 12.0, 0.0, None),
+        counters: counters(12.0, 12.0, 0.0, None),
         // From an earlier time: must not be shown.
         utilization_ratio: Some(0.5),
         ended: Some(moment(500)),

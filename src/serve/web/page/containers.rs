@@ -61,20 +61,20 @@ fn other_rows(page: &NodePage<'_>, from: usize, all: usize) -> Markup {
 fn rank(page: &NodePage<'_>, account: &Account) -> [f64; 2] {
     let of = match page.view.sort {
         Sort::Idle => idle(page, account),
-        Sort::Busy => account.figures.busy_seconds,
+        Sort::Busy => account.counters.busy_seconds,
         Sort::Memory => account.memory_used_bytes.map(|bytes| bytes as f64),
-        Sort::Energy => account.figures.energy_joules,
-        Sort::Held => account.figures.held_seconds,
+        Sort::Energy => account.counters.energy_joules,
+        Sort::Held => account.counters.held_seconds,
         Sort::Name => return [0.0; 2],
     };
     // Idle to the percent shown, so that equal rows keep their order.
     let of = if page.view.sort == Sort::Idle { of.map(|ratio| (ratio * 100.0).round()) } else { of };
-    [of.unwrap_or(-1.0), account.figures.idle_seconds.unwrap_or(-1.0)]
+    [of.unwrap_or(-1.0), account.counters.idle_seconds.unwrap_or(-1.0)]
 }
 
 /// The part of its device that it holds and left idle in the window; of one that has ended, of what it held.
 fn idle(page: &NodePage<'_>, account: &Account) -> Option<f64> {
-    let idle = page.history.figures(account, page.view.window)?.idle_ratio()?;
+    let idle = page.history.increase(account, page.view.window)?.idle_ratio()?;
     match account.holding {
         None => Some(idle),
         Some(_) => Some(idle * parts_of_device(&page.snapshot.hardware.inventory, account).held?),
@@ -133,9 +133,9 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
     let parts = parts_of_device(&page.snapshot.hardware.inventory, account);
     let idle = idle(page, account);
     let is_idle = idle.zip(parts.held).is_some_and(|(idle, held)| idle >= 0.9 * held)
-        && account.figures.held_seconds >= Some(60.0);
+        && account.counters.held_seconds >= Some(60.0);
     let seconds = |seconds: f64| span(seconds as u64);
-    let borrowed = account.figures.borrowed_seconds.filter(|borrowed| *borrowed >= 0.5);
+    let borrowed = account.counters.borrowed_seconds.filter(|borrowed| *borrowed >= 0.5);
     html! {
         tr role="row" class=[(!is_held).then_some("ended")] data-key=(key) {
             th.name role="rowheader" scope="row" {
@@ -152,15 +152,15 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
                 span class=[is_idle.then_some("idle")] { (figure("idle-window", idle, percent)) }
             }
             td role="cell" data-label="memory" { (or_unknown(account.memory_used_bytes.filter(|_| is_held).map(gibibytes))) }
-            td role="cell" data-label="held" { (figure("held", account.figures.held_seconds, seconds)) }
-            td.total role="cell" { (figure("gpu-time", account.figures.allocated_seconds, seconds)) }
+            td role="cell" data-label="held" { (figure("held", account.counters.held_seconds, seconds)) }
+            td.total role="cell" { (figure("gpu-time", account.counters.allocated_seconds, seconds)) }
             td.total role="cell" {
-                (figure("busy", account.figures.busy_seconds, seconds))
+                (figure("busy", account.counters.busy_seconds, seconds))
                 @if let Some(borrowed) = borrowed { div.muted { (figure("borrowed", Some(borrowed), seconds)) " borrowed" } }
             }
-            td.total role="cell" { (figure("idle", account.figures.idle_seconds, seconds)) }
-            td.total role="cell" { (figure("unknown", account.figures.uncovered_seconds, seconds)) }
-            td.total role="cell" { (figure("energy", account.figures.energy_joules, kilowatt_hours)) }
+            td.total role="cell" { (figure("idle", account.counters.idle_seconds, seconds)) }
+            td.total role="cell" { (figure("unknown", account.counters.uncovered_seconds, seconds)) }
+            td.total role="cell" { (figure("energy", account.counters.energy_joules, kilowatt_hours)) }
             td.detail role="cell" { (more(&detail_key, &format!("{container} on {device}"))) }
         }
     }

@@ -63,12 +63,12 @@ impl<'a> Sums<'a> {
             sums.gpus.insert(&account.gpu);
             sums.allocated.add(holding.fraction);
             sums.busy.add(account.gpu_utilization_ratio);
-            let idle = page.history.figures(account, page.view.window).and_then(|figures| figures.idle_ratio());
+            let idle = page.history.increase(account, page.view.window).and_then(|increase| increase.idle_ratio());
             sums.idle.add(idle.zip(holding.fraction).map(|(idle, fraction)| idle * fraction));
             sums.memory.add(account.memory_used_bytes.map(|bytes| bytes as f64));
-            sums.gpu_time.add(account.figures.allocated_seconds);
-            sums.idle_time.add(account.figures.idle_seconds);
-            sums.energy.add(account.figures.energy_joules);
+            sums.gpu_time.add(account.counters.allocated_seconds);
+            sums.idle_time.add(account.counters.idle_seconds);
+            sums.energy.add(account.counters.energy_joules);
         }
         sums
     }

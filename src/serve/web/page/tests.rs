@@ -154,8 +154,9 @@ fn containers_are_sorted_as_chosen_and_the_ended_come_last() {
     let by_energy = pods(Sort::Energy);
     assert_ne!(by_name, by_energy);
     let most = snapshot.accounts.iter().filter(|account| account.holding.is_some());
-    let most =
-        most.max_by(|one, other| one.figures.energy_joules.partial_cmp(&other.figures.energy_joules).unwrap()).unwrap();
+    let most = most
+        .max_by(|one, other| one.counters.energy_joules.partial_cmp(&other.counters.energy_joules).unwrap())
+        .unwrap();
     assert!(by_energy[0].starts_with(&most.container.to_string()), "{by_energy:?}");
     assert_eq!(by_name.len(), by_energy.len());
 }
@@ -164,9 +165,9 @@ fn containers_are_sorted_as_chosen_and_the_ended_come_last() {
 fn busy_beyond_the_time_held_is_called_borrowed() {
     let mut snapshot = fixture::snapshot();
     snapshot.accounts.truncate(1);
-    snapshot.accounts[0].figures.borrowed_seconds = None;
+    snapshot.accounts[0].counters.borrowed_seconds = None;
     assert!(!rendered(&snapshot, None).contains(" borrowed"));
-    (snapshot.accounts[0].figures.busy_seconds, snapshot.accounts[0].figures.borrowed_seconds) =
+    (snapshot.accounts[0].counters.busy_seconds, snapshot.accounts[0].counters.borrowed_seconds) =
         (Some(20.0), Some(10.0));
     assert!(rendered(&snapshot, None).contains("data-value=\"10.000\">10 s</b> borrowed"));
 }

@@ -62,20 +62,20 @@ fn rounded(value: Option<f64>) -> Option<f64> {
 /// Pod: allocated, busy, idle, energy.
 fn rows(published: &LedgerOutput) -> Vec<(String, [Option<f64>; 4])> {
     let row = |account: &Account| {
-        let figures = [
-            account.figures.allocated_seconds,
-            account.figures.busy_seconds,
-            account.figures.idle_seconds,
-            account.figures.energy_joules,
+        let columns = [
+            account.counters.allocated_seconds,
+            account.counters.busy_seconds,
+            account.counters.idle_seconds,
+            account.counters.energy_joules,
         ]
         .map(rounded);
-        (account.container.pod.to_string(), figures)
+        (account.container.pod.to_string(), columns)
     };
     published.accounts.iter().map(row).collect()
 }
 
-fn row(pod: &str, figures: [f64; 4]) -> (String, [Option<f64>; 4]) {
-    (pod.to_owned(), figures.map(Some))
+fn row(pod: &str, columns: [f64; 4]) -> (String, [Option<f64>; 4]) {
+    (pod.to_owned(), columns.map(Some))
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
     let medium = Medium { memory: memory(10), ..Medium::default() };
     let published = case.reading(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("a", [2.5, 6.0, 0.0, 1500.0]), row("b", [2.5, 2.0, 0.5, 500.0])]);
-    assert_eq!(rounded(published.accounts[0].figures.borrowed_seconds), Some(3.5));
+    assert_eq!(rounded(published.accounts[0].counters.borrowed_seconds), Some(3.5));
     let unattributed = &published.unattributed[0];
     assert_eq!(
         rounded(unattributed.energy_joules.get(&UnattributedReason::Idle).copied()),
@@ -214,7 +214,7 @@ fn sm_time_of_the_mps_server_is_its_clients_by_their_memory() {
     // Without their memory equally.
     case.run(&[(Owner::MpsServer, 13.0, 1)]);
     let published = case.reading(40, Some(12.0), 8000.0, None);
-    assert_eq!(rows(&published).iter().map(|(_, figures)| figures[1]).collect::<Vec<_>>(), [Some(8.0), Some(4.0)]);
+    assert_eq!(rows(&published).iter().map(|(_, columns)| columns[1]).collect::<Vec<_>>(), [Some(8.0), Some(4.0)]);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn sm_time_during_a_hung_process_scan_weighs_nothing_after_it() {
         let worked = sm_seconds.map(|sm_seconds| ProcessSmSeconds { sm_seconds, last_active });
         case.totals.process_sm_seconds = Some((0..).zip(worked).collect());
         case.set_reading(second * 1000, Some(busy), None, None);
-        case.at(second).accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>()
+        case.at(second).accounts.iter().map(|one| one.counters.busy_seconds).collect::<Vec<_>>()
     };
     read(0, 0.0, [0.0, 0.0], true);
     assert_eq!(read(10, 8.0, [8.0, 0.0], false), [Some(4.0), Some(4.0)]);
@@ -246,7 +246,7 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     let init = Owner::Container(ContainerRef::new("team", "a", "init"));
     case.run(&[(init, 1.0, 1), (owner("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
     let published = case.reading(20, Some(8.0), 1000.0, None);
-    assert_eq!(rounded(published.accounts[0].figures.busy_seconds), Some(2.0));
+    assert_eq!(rounded(published.accounts[0].counters.busy_seconds), Some(2.0));
     let unattributed = &published.unattributed[0];
     assert_eq!(
         (

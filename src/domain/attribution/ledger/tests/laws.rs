@@ -84,9 +84,9 @@ impl Trial {
             let accounts = || published.accounts.iter().filter(|account| account.gpu == board.uuid);
             let Some(unattributed) = published.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
             let held = |read: fn(&Account) -> Option<f64>| accounts().filter_map(read).sum::<f64>();
-            let busy = held(|account| account.figures.busy_seconds) + unattributed.busy_seconds.values().sum::<f64>();
+            let busy = held(|account| account.counters.busy_seconds) + unattributed.busy_seconds.values().sum::<f64>();
             let energy =
-                held(|account| account.figures.energy_joules) + unattributed.energy_joules.values().sum::<f64>();
+                held(|account| account.counters.energy_joules) + unattributed.energy_joules.values().sum::<f64>();
             ensure(near(busy, reference.busy), || format!("busy {busy}, device {}", reference.busy))?;
             ensure(near(energy, reference.energy), || format!("energy {energy}, device {}", reference.energy))?;
             let divided = [unattributed.divided.busy_seconds, unattributed.divided.energy_joules];
@@ -101,7 +101,7 @@ impl Trial {
             if let Some(reported) = total.and_then(|reading| reading.busy) {
                 ensure(near(busy, reported), || format!("{busy}, not {reported}"))?;
             }
-            let allocated = held(|account| account.figures.allocated_seconds);
+            let allocated = held(|account| account.counters.allocated_seconds);
             let elapsed = self.world.now as f64 * TICK_SECONDS;
             ensure(allocated <= elapsed * (1.0 + 1e-9), || format!("{allocated} of {elapsed} s"))?;
             for (reason, amount) in &unattributed.busy_seconds {
@@ -117,7 +117,7 @@ impl Trial {
         ensure(violations == 0, || format!("{:?}", published.violations))
     }
 
-    /// Each container's figures are the reference's, and allocated + borrowed = busy + idle + uncovered.
+    /// Each container's counters are the reference's, and allocated + borrowed = busy + idle + uncovered.
     fn check_accounts(&self, published: &LedgerOutput) -> Result<(), String> {
         let places: BTreeMap<_, _> =
             self.world.boards.iter().enumerate().map(|(place, board)| (board.uuid.clone(), place)).collect();
@@ -125,12 +125,12 @@ impl Trial {
             let expected =
                 self.references[places[&account.gpu]].accounts.get(&key(account)).cloned().unwrap_or_default();
             let [allocated, busy, idle, uncovered, borrowed, energy] = [
-                account.figures.allocated_seconds,
-                account.figures.busy_seconds,
-                account.figures.idle_seconds,
-                account.figures.uncovered_seconds,
-                account.figures.borrowed_seconds,
-                account.figures.energy_joules,
+                account.counters.allocated_seconds,
+                account.counters.busy_seconds,
+                account.counters.idle_seconds,
+                account.counters.uncovered_seconds,
+                account.counters.borrowed_seconds,
+                account.counters.energy_joules,
             ]
             .map(Option::unwrap_or_default);
             let as_expected =
@@ -195,12 +195,12 @@ impl Trial {
         let counters = |published: &LedgerOutput| {
             let of_account = |account: &Account| {
                 let values = [
-                    account.figures.allocated_seconds,
-                    account.figures.busy_seconds,
-                    account.figures.idle_seconds,
-                    account.figures.borrowed_seconds,
-                    account.figures.energy_joules,
-                    account.figures.uncovered_seconds,
+                    account.counters.allocated_seconds,
+                    account.counters.busy_seconds,
+                    account.counters.idle_seconds,
+                    account.counters.borrowed_seconds,
+                    account.counters.energy_joules,
+                    account.counters.uncovered_seconds,
                 ];
                 ((key(account), None), values.map(Option::unwrap_or_default))
             };
@@ -285,7 +285,7 @@ fn the_order_of_processes_does_not_matter_and_an_unchanged_world_changes_nothing
             let one = observe(&mut trial.ledger, &world.processes);
             let two = observe(&mut other, &reversed);
             let energies = |published: &LedgerOutput| -> Vec<f64> {
-                published.accounts.iter().map(|account| account.figures.energy_joules.unwrap_or(-1.0)).collect()
+                published.accounts.iter().map(|account| account.counters.energy_joules.unwrap_or(-1.0)).collect()
             };
             assert!(energies(&one).iter().zip(energies(&two)).all(|(one, two)| near(*one, two)), "world {seed}");
             assert_eq!(observe(&mut trial.ledger, &world.processes), one, "world {seed}: the same again");

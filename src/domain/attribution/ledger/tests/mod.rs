@@ -1,6 +1,6 @@
 mod boards;
 mod cases;
-mod figures;
+mod counters;
 mod laws;
 mod now;
 mod parts;

@@ -50,7 +50,7 @@ fn containers_that_take_turns_are_each_half_busy_in_every_reading() {
             assert!(end < 10 || now.iter().all(is_half), "second {end}, read every {seconds} s: {now:?}");
         }
         for account in world.observe(60_000).accounts {
-            let busy = account.figures.busy_seconds.unwrap();
+            let busy = account.counters.busy_seconds.unwrap();
             assert!((busy - 30.0).abs() < 0.2, "{busy} of 30 s, read every {seconds} s");
         }
     }

@@ -28,14 +28,14 @@ fn a_partitioned_gpu_is_on_the_page_as_its_instances_with_their_pods() {
     }
     let page = old(&snapshot);
     let on = |name, instance, pod| value(&page, name, &[("GPU_I_ID", instance), ("pod", pod)]);
-    for (name, figures) in [
+    for (name, values) in [
         ("DCGM_FI_DEV_POWER_USAGE", [150.0, 150.0]),
         ("DCGM_FI_DEV_GPU_TEMP", [40.0, 40.0]),
         ("DCGM_FI_DEV_GPU_UTIL", [75.0, 0.0]),
         ("DCGM_FI_DEV_XID_ERRORS", [0.0, 0.0]),
     ] {
         let shown = [on(name, "7", fixture::HOSTILE), on(name, "8", "claiming")];
-        assert_eq!(shown, figures.map(Some), "{name}");
+        assert_eq!(shown, values.map(Some), "{name}");
     }
     let health = |instance, watch| {
         value(&page, "DCGM_EXP_GPU_HEALTH_STATUS", &[("GPU_I_ID", instance), ("health_watch", watch)])

@@ -1,4 +1,4 @@
-//! One situation, one figure: JSON, metrics, `top`, `usage` and the page show the same for the same thing and time.
+//! One situation, one value: JSON, metrics, `top`, `usage` and the page show the same for the same thing and time.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

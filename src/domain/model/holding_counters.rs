@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The counters of one holding. Absent: not known.
+/// The counters of one holding, or what they rose by in a time. Absent: not known.
 ///
 /// GPU time is time held times the fraction held: allocated + borrowed = busy + idle + uncovered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct HoldingCounters {
     /// Clock time held, whatever the fraction. All other seconds are GPU time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_seconds: Option<f64>,
@@ -29,7 +29,7 @@ pub struct Figures {
     pub energy_joules: Option<f64>,
 }
 
-impl Figures {
+impl HoldingCounters {
     /// The part of the GPU that is held, 0 to 1.
     #[must_use]
     pub fn held_ratio(&self) -> Option<f64> {
@@ -57,7 +57,7 @@ impl Figures {
         (known > 0.0).then_some(known)
     }
 
-    /// Adds each figure; one that is absent on one side has the value of the other.
+    /// Adds each counter; one that is absent on one side has the value of the other.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.zip(other, |one, two| match (one, two) {
@@ -74,7 +74,7 @@ impl Figures {
 
     #[must_use]
     pub fn times(self, factor: f64) -> Self {
-        self.zip(Self::default(), |figure, _| Some(figure? * factor))
+        self.zip(Self::default(), |counter, _| Some(counter? * factor))
     }
 
     /// Whether any is smaller than in `earlier`: the counters started again.
@@ -106,9 +106,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_absent_figure_takes_the_value_of_the_other_side() {
-        let known = Figures { busy_seconds: Some(2.0), ..Figures::default() };
-        let more = Figures { busy_seconds: Some(5.0), energy_joules: Some(7.0), ..Figures::default() };
+    fn an_absent_counter_takes_the_value_of_the_other_side() {
+        let known = HoldingCounters { busy_seconds: Some(2.0), ..HoldingCounters::default() };
+        let more = HoldingCounters { busy_seconds: Some(5.0), energy_joules: Some(7.0), ..HoldingCounters::default() };
         assert_eq!(more.since(known).busy_seconds, Some(3.0));
         assert_eq!(more.since(known).energy_joules, Some(7.0));
         assert_eq!(known.plus(more).busy_seconds, Some(7.0));
@@ -119,16 +119,16 @@ mod tests {
     #[test]
     fn busy_is_a_part_of_the_gpu_and_idle_of_what_is_held() {
         let of = |busy, borrowed, idle| {
-            let figures = Figures {
+            let counters = HoldingCounters {
                 held_seconds: Some(400.0),
                 allocated_seconds: Some(100.0),
                 busy_seconds: busy,
                 borrowed_seconds: borrowed,
                 idle_seconds: idle,
                 uncovered_seconds: Some(50.0),
-                ..Figures::default()
+                ..HoldingCounters::default()
             };
-            (figures.busy_ratio(), figures.idle_ratio())
+            (counters.busy_ratio(), counters.idle_ratio())
         };
         assert_eq!(
             of(Some(90.0), Some(60.0), Some(10.0)),

@@ -39,17 +39,18 @@ fn exclusive(pods: &[&str]) -> Join {
 }
 
 /// Pod, allocated, busy, idle, energy.
-type Figures = (String, f64, Option<f64>, Option<f64>, Option<f64>);
+/// Pod, GPU time held, busy, idle, energy.
+type AccountRow = (String, f64, Option<f64>, Option<f64>, Option<f64>);
 
-fn figures(accounts: &[Account]) -> Vec<Figures> {
+fn rows(accounts: &[Account]) -> Vec<AccountRow> {
     // To the microsecond: floating point is not what these tables are about.
     let round = |value: f64| (value * 1e6).round() / 1e6;
     let row = |account: &Account| {
-        let parts = [account.figures.busy_seconds, account.figures.idle_seconds, account.figures.energy_joules]
+        let parts = [account.counters.busy_seconds, account.counters.idle_seconds, account.counters.energy_joules]
             .map(|part| part.map(round));
         (
             account.container.pod.to_string(),
-            round(account.figures.allocated_seconds.unwrap_or_default()),
+            round(account.counters.allocated_seconds.unwrap_or_default()),
             parts[0],
             parts[1],
             parts[2],
@@ -63,11 +64,11 @@ fn figures(accounts: &[Account]) -> Vec<Figures> {
 #[test]
 fn a_release_of_the_driver_is_not_idle_time() {
     let notice = |accounts: &[Account], is_late: bool| {
-        let idle = accounts[0].figures.idle_seconds.unwrap();
+        let idle = accounts[0].counters.idle_seconds.unwrap();
         assert!(idle <= 1.5 + 1e-9, "{idle} s idle");
         if is_late {
             assert_eq!(accounts[0].last_active, None, "not known to be idle");
-            assert!(accounts[0].figures.uncovered_seconds.unwrap() > 4.0);
+            assert!(accounts[0].counters.uncovered_seconds.unwrap() > 4.0);
         }
     };
     let mut world = World::held(Some(0.0));
@@ -78,8 +79,8 @@ fn a_release_of_the_driver_is_not_idle_time() {
     world.read(47_000, Some(1.0), Some(14_100.0));
     notice(&world.read(48_000, Some(1.5), Some(14_400.0)), false);
     let accounts = world.tick(48_000);
-    assert_eq!(figures(&accounts), [("a".into(), 48.0, Some(1.5), Some(1.5), Some(14_400.0))]);
-    assert_eq!(accounts[0].figures.uncovered_seconds, Some(45.0));
+    assert_eq!(rows(&accounts), [("a".into(), 48.0, Some(1.5), Some(1.5), Some(14_400.0))]);
+    assert_eq!(accounts[0].counters.uncovered_seconds, Some(45.0));
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None, "nothing is learned from it");
 }
 
@@ -91,7 +92,7 @@ fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
     world.read(45_000, Some(0.0), Some(0.0));
     world.totals.gaps.energy_joules = 13_500.0;
     let accounts = world.read(46_000, Some(0.0), Some(13_570.0));
-    assert_eq!(accounts[0].figures.energy_joules, Some(70.0));
+    assert_eq!(accounts[0].counters.energy_joules, Some(70.0));
     assert_eq!(world.unattributed[0].energy_joules[&UnattributedReason::Unknown], 13_500.0);
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), Some(70.0));
 }
@@ -101,11 +102,11 @@ fn time_after_the_busy_seconds_have_ended_is_not_idle_time() {
     let mut world = World::held(Some(0.0));
     world.read(1000, Some(0.5), Some(100.0));
     let accounts = world.read(5000, None, Some(500.0));
-    assert_eq!(figures(&accounts), [("a".into(), 5.0, Some(0.5), Some(0.5), Some(500.0))]);
-    assert_eq!((accounts[0].figures.uncovered_seconds, accounts[0].last_active), (Some(4.0), None));
+    assert_eq!(rows(&accounts), [("a".into(), 5.0, Some(0.5), Some(0.5), Some(500.0))]);
+    assert_eq!((accounts[0].counters.uncovered_seconds, accounts[0].last_active), (Some(4.0), None));
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None);
     let accounts = world.read(6000, Some(1.0), Some(600.0));
-    assert_eq!(figures(&accounts), [("a".into(), 6.0, Some(1.0), Some(1.0), Some(600.0))]);
+    assert_eq!(rows(&accounts), [("a".into(), 6.0, Some(1.0), Some(1.0), Some(600.0))]);
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn a_driver_total_that_restarts_decreases_no_counter() {
     world.relate(0, exclusive(&["a"]));
     world.read(1000, Some(100.5), Some(1100.0));
     let accounts = world.read(2000, Some(0.0), Some(0.0));
-    assert_eq!(figures(&accounts), [("a".into(), 2.0, Some(0.5), Some(1.5), Some(100.0))]);
+    assert_eq!(rows(&accounts), [("a".into(), 2.0, Some(0.5), Some(1.5), Some(100.0))]);
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn a_pod_that_returns_under_its_name_continues_counting() {
     world.relate(1000, exclusive(&[]));
     world.relate(2000, exclusive(&["a"]));
     let accounts = world.read(3000, Some(3.0), None);
-    assert_eq!(figures(&accounts)[0].1, 2.0);
+    assert_eq!(rows(&accounts)[0].1, 2.0);
     assert_eq!(accounts[0].ended, None);
 }
 
@@ -181,7 +182,7 @@ fn slow_sampling_is_not_lateness() {
     for second in 1..10 {
         world.tick(second * 1000);
     }
-    assert_eq!(figures(&world.read(10_000, Some(7.0), None)), [("a".into(), 10.0, Some(7.0), Some(3.0), None)]);
+    assert_eq!(rows(&world.read(10_000, Some(7.0), None)), [("a".into(), 10.0, Some(7.0), Some(3.0), None)]);
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn without_a_known_share_nothing_is_counted() {
     let mut join = held_by(&["a"], SharingForm::TimeSlicing, 1.0);
     join.holdings.values_mut().for_each(|holding| holding.fraction = None);
     world.relate(0, join);
-    assert_eq!(world.read(1000, Some(1.0), None)[0].figures.allocated_seconds, None);
+    assert_eq!(world.read(1000, Some(1.0), None)[0].counters.allocated_seconds, None);
 }
 
 #[test]
@@ -202,10 +203,10 @@ fn a_gpu_that_has_not_answered_yet_counts_as_not_read() {
     let accounts = world.relate(0, exclusive(&["a"]));
     assert_eq!(accounts[0].holding.as_ref().unwrap().attribution, None);
     let accounts = world.tick(20_000);
-    assert_eq!(figures(&accounts), [("a".into(), 20.0, None, None, None)]);
+    assert_eq!(rows(&accounts), [("a".into(), 20.0, None, None, None)]);
     assert_eq!((accounts[0].holding.as_ref().unwrap().attribution, world.unattributed.len()), (None, 0));
     let accounts = world.read(21_000, Some(3.0), Some(100.0));
-    assert_eq!(figures(&accounts), [("a".into(), 21.0, None, None, None)]);
+    assert_eq!(rows(&accounts), [("a".into(), 21.0, None, None, None)]);
     let accounts = world.read(22_000, Some(3.5), Some(200.0));
-    assert_eq!(figures(&accounts), [("a".into(), 22.0, Some(0.5), Some(0.5), Some(100.0))]);
+    assert_eq!(rows(&accounts), [("a".into(), 22.0, Some(0.5), Some(0.5), Some(100.0))]);
 }
