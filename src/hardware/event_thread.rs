@@ -17,7 +17,7 @@ use super::source::{DriverEventKind, DriverSession, EventSource, RawEvent};
 use super::worker;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::domain::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent, XidInstance};
+use crate::domain::model::{GpuUuid, Moment, Monotonic, SourceStatus, XidEvent, XidInstance};
 
 /// The longest wait; an ending session is released within it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -94,7 +94,7 @@ pub struct EventThread {
 struct WaitState {
     waiting_since: Option<Monotonic>,
     /// `None`: the driver has no events.
-    collector: Option<Collector>,
+    collector: Option<SourceStatus>,
 }
 
 impl EventThread {
@@ -144,9 +144,9 @@ impl EventThread {
     }
 
     /// `None` for a driver without events. The supervisor sets `stuck`: it has earlier threads, too.
-    pub fn collector(&self, now: Monotonic) -> Option<Collector> {
+    pub fn collector(&self, now: Monotonic) -> Option<SourceStatus> {
         let collector = self.state.lock().collector.clone()?;
-        Some(Collector { success: collector.success && !self.is_stuck(now), ..collector })
+        Some(SourceStatus { success: collector.success && !self.is_stuck(now), ..collector })
     }
 }
 
@@ -164,7 +164,7 @@ impl EventWait {
     fn run(mut self, session: Arc<dyn DriverSession>) {
         self.state.lock().waiting_since = Some(self.clock.now().monotonic);
         let source = session.events();
-        self.state.lock().collector = source.as_ref().map(|_| Collector::default());
+        self.state.lock().collector = source.as_ref().map(|_| SourceStatus::default());
         if let Some(mut source) = source {
             self.wait_repeatedly(&mut *source);
         }

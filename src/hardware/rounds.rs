@@ -1,6 +1,6 @@
 //! Collects the passes of one round into one publication, and the success of each tier.
 //!
-//! In: the GPUs queried, and their passes. Out: when to publish, and a `Collector` for each tier. Does not use:
+//! In: the GPUs queried, and their passes. Out: when to publish, and a `SourceStatus` for each tier. Does not use:
 //! drivers, clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::messages::PassReport;
 use super::source::PassStatus;
 use super::tiers::{Due, Tier};
-use crate::domain::model::{Collector, GpuUuid, Monotonic};
+use crate::domain::model::{GpuUuid, Monotonic, SourceStatus};
 
 /// The current round, and the collectors over all rounds.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ pub struct Rounds {
     current: Option<Round>,
     /// Tiers that a GPU was read for since the round began, with or without values.
     reported: BTreeSet<Tier>,
-    collectors: BTreeMap<Tier, Collector>,
+    collectors: BTreeMap<Tier, SourceStatus>,
 }
 
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Rounds {
     }
 
     /// Without a session no tier is a success.
-    pub fn collectors(&mut self, is_open: bool, stuck: &Due) -> BTreeMap<&'static str, Collector> {
+    pub fn collectors(&mut self, is_open: bool, stuck: &Due) -> BTreeMap<&'static str, SourceStatus> {
         for tier in [Tier::Fast, Tier::Medium, Tier::Slow] {
             let collector = self.collectors.entry(tier).or_default();
             collector.success &= is_open;
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    fn round(reports: &[PassReport]) -> (bool, Collector) {
+    fn round(reports: &[PassReport]) -> (bool, SourceStatus) {
         let mut rounds = Rounds::default();
         let queried = ["a", "bbb"].map(GpuUuid::from).into();
         rounds.add(queried, Monotonic::from_secs(2));
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn a_tier_that_has_only_failed_has_been_read() {
         let (_, failed) = round(&[report("a", None, PassStatus::SessionOver)]);
-        let expected = Collector { duration: Some(Duration::from_millis(1)), ..Collector::default() };
+        let expected = SourceStatus { duration: Some(Duration::from_millis(1)), ..SourceStatus::default() };
         assert_eq!(failed, expected);
     }
 }

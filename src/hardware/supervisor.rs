@@ -48,7 +48,7 @@ use super::source::{DriverSession, PassStatus};
 use super::worker::{Loading, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic};
+use crate::domain::model::{DriverInfo, GpuUuid, HardwareState, Monotonic, SourceStatus};
 use crate::words;
 
 /// How long a stopping supervisor waits for the driver to be closed.
@@ -107,7 +107,7 @@ pub struct Supervisor {
     leaked_waits: Vec<EventThread>,
     last_event_thread_number: u64,
     /// The last state of the event wait.
-    event_collector: Option<Collector>,
+    event_collector: Option<SourceStatus>,
     releases: Releases,
     phase: SessionPhase,
     loads: DriverLoads,

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::Resolver;
 use crate::clock::Clock;
-use crate::domain::model::{Collector, PodDirectory, PodLabel, ProcessState};
+use crate::domain::model::{PodDirectory, PodLabel, ProcessState, SourceStatus};
 use crate::tasks::{self, Tasks, changed};
 
 /// Owners are resolved at least this often: processes end, and pods too.
@@ -135,7 +135,7 @@ impl ProcessTask {
         self.log_changes(directory);
         let now = self.clock.now();
         let duration = Some(now.monotonic.since(started.monotonic));
-        let collector = Collector { success: true, stuck: false, last_success: Some(now), duration };
+        let collector = SourceStatus { success: true, stuck: false, last_success: Some(now), duration };
         ProcessState {
             enabled: self.enabled,
             problem: self.problem.as_deref().map(Into::into),

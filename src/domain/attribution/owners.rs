@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
     use crate::domain::model::{
-        Collector, ContainerRef, DeviceTotals, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, Stamped,
+        ContainerRef, DeviceTotals, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, SourceStatus, Stamped,
     };
 
     fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
@@ -186,7 +186,7 @@ mod tests {
         let hidden = ProcessState { enabled: false, ..owners };
         assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &hidden, None), BTreeMap::new());
         assert!(are_scanned(&[9].into(), &hidden), "no scan");
-        let collector = Some(Collector { stuck: true, ..Collector::default() });
+        let collector = Some(SourceStatus { stuck: true, ..SourceStatus::default() });
         let stuck = ProcessState { enabled: true, collector, ..hidden };
         assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &stuck, None), BTreeMap::new());
         assert!(are_scanned(&[9].into(), &stuck), "a scan that hangs is not waited for");

@@ -5,7 +5,6 @@
 mod account;
 mod allocations;
 mod claims;
-mod collector;
 mod device_health;
 mod file_stamp;
 mod holding_counters;
@@ -21,6 +20,7 @@ mod recent_count;
 mod recent_ratio;
 mod slow_reading;
 mod snapshot;
+mod source_status;
 mod summary;
 mod time;
 mod timestamp;
@@ -32,7 +32,6 @@ pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, M
 pub use claims::{
     ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimKey, ClaimName, ClaimRecord, ClaimSource,
 };
-pub use collector::Collector;
 pub use device_health::{
     ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, RECOVERY_ACTIONS,
     UnhealthyReason, XidClass, XidCount, XidCounts, XidEvent, XidInstance, recovery_action,
@@ -61,6 +60,7 @@ pub use snapshot::{
     ConfigReload, HardwareSource, HardwareState, InventoryDrift, KubeletCounters, KubeletState, LISTS_NONE_AT_START,
     Released, SelfUse, Snapshot, UnresolvedDevices,
 };
+pub use source_status::SourceStatus;
 pub use summary::{DeviceParts, SlotCounts, allocated_ratios, busy_ratio, equal_division, parts_of_device, served};
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{Collector, ContainerId, ContainerRef, PodLabel, PodRef, PodUid, UnattributedReason};
+use super::{ContainerId, ContainerRef, PodLabel, PodRef, PodUid, SourceStatus, UnattributedReason};
 
 /// Identifies one process: process ids are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -108,7 +108,7 @@ pub struct ProcessState {
     #[serde(skip_deserializing)]
     pub pod_labels: Arc<[PodLabel]>,
     /// `None` while not enabled.
-    pub collector: Option<Collector>,
+    pub collector: Option<SourceStatus>,
 }
 
 /// As a list: JSON keys are strings, and each identity has its pod's name.

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use strum::{IntoStaticStr, VariantArray};
 
 use super::{
-    Account, Allocatable, Allocations, ClaimDevice, ClaimGpu, Collector, Container, ContainerRef, ContainerXid,
-    DeviceId, DeviceReadings, DividedQuantity, DurationHistogram, GpuUuid, HealthState, Inventory, JournalState,
-    MigUuid, Moment, Monotonic, NodeDevices, Overview, PciBusId, PluginState, Pod, PodUid, ProcessState, ResourceName,
+    Account, Allocatable, Allocations, ClaimDevice, ClaimGpu, Container, ContainerRef, ContainerXid, DeviceId,
+    DeviceReadings, DividedQuantity, DurationHistogram, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment,
+    Monotonic, NodeDevices, Overview, PciBusId, PluginState, Pod, PodUid, ProcessState, ResourceName, SourceStatus,
     UnallocatedUse, Unattributed, UnixSeconds,
 };
 
@@ -131,7 +131,7 @@ pub struct HardwareState {
     pub problem: Option<Arc<str>>,
     /// By tier: fast, medium, slow; and events, where the driver has them.
     #[serde(skip_deserializing)]
-    pub collectors: BTreeMap<&'static str, Collector>,
+    pub collectors: BTreeMap<&'static str, SourceStatus>,
     /// By call, by code.
     #[serde(skip)]
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
@@ -199,7 +199,7 @@ pub struct KubeletState {
     pub truncated: bool,
     /// Why the last call failed, with a remedy; `None` after a success.
     pub problem: Option<Arc<str>>,
-    pub collector: Collector,
+    pub collector: SourceStatus,
     #[serde(skip)]
     pub counters: KubeletCounters,
     /// How many files of DRA drivers cannot be read or parsed, by source. `None` where no claim is listed.

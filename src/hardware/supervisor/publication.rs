@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::{SessionPhase, Supervisor};
-use crate::domain::model::{Collector, HardwareState, Monotonic};
+use crate::domain::model::{HardwareState, Monotonic, SourceStatus};
 use crate::hardware::plausible::Implausible;
 use crate::hardware::source::{CallProblem, Failure};
 
@@ -58,7 +58,7 @@ impl Supervisor {
     }
 
     /// The state of the event wait; `None` until a driver with events has been opened, or its thread has not started.
-    fn event_collector(&mut self, is_open: bool, now: Monotonic) -> Option<Collector> {
+    fn event_collector(&mut self, is_open: bool, now: Monotonic) -> Option<SourceStatus> {
         let current = self.event_thread.as_ref().and_then(|event_thread| event_thread.collector(now));
         if current.is_some() {
             self.event_collector = current;

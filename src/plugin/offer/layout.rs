@@ -51,7 +51,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::domain::model::{Allocations, Collector, ContainerRef, Gpu, GpuUuid, Moment};
+    use crate::domain::model::{Allocations, ContainerRef, Gpu, GpuUuid, Moment, SourceStatus};
     use crate::plugin::offer::OfferedDevice;
     use crate::test_data;
 
@@ -142,7 +142,11 @@ mod tests {
             allocations: Some(Arc::new(Allocations { pods: vec![pod] })),
             allocations_at: Some(Moment { monotonic: Monotonic::from_secs(20), ..Moment::default() }),
             settled: true,
-            collector: Collector { success: true, duration: Some(Duration::from_millis(500)), ..Collector::default() },
+            collector: SourceStatus {
+                success: true,
+                duration: Some(Duration::from_millis(500)),
+                ..SourceStatus::default()
+            },
             ..KubeletState::default()
         }
     }
@@ -153,7 +157,7 @@ mod tests {
         let early = [("MIG-1", 3_000), ("MIG-2", 8_500)];
         let mig = "nvidia.com/mig-1g.10gb";
         let unsettled = KubeletState { settled: false, ..kubelet(&[]) };
-        let failing = KubeletState { collector: Collector::default(), ..kubelet(&[]) };
+        let failing = KubeletState { collector: SourceStatus::default(), ..kubelet(&[]) };
         for (what, vanished, kubelet, expected) in [
             ("free", &early[..], kubelet(&[]), true),
             ("others are held", &early, kubelet(&[(mig, "MIG-3"), ("nvidia.com/gpu", "MIG-1")]), true),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::family::{Family, Group, counter, gauge, histogram};
 use super::labels::{Labels, named};
-use crate::domain::model::{Collector, HardwareSource, Snapshot};
+use crate::domain::model::{HardwareSource, Snapshot, SourceStatus};
 
 const PROC: &str = "/proc/self";
 pub(super) static GROUP: Group = Group {
@@ -143,7 +143,7 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-fn collectors(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Collector)> {
+fn collectors(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &SourceStatus)> {
     let tiers = snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
     let processes = snapshot.processes.as_ref().and_then(|processes| processes.collector.as_ref());
     let processes = processes.map(|collector| ("processes", collector));

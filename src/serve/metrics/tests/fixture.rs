@@ -228,11 +228,11 @@ fn kubelet() -> KubeletState {
         settled: true,
         allocatable: Some(Arc::new(allocatable())),
         allocatable_at: Some(moment(590)),
-        collector: Collector {
+        collector: SourceStatus {
             success: true,
             last_success: Some(moment(597)),
             duration: Some(Duration::from_millis(2)),
-            ..Collector::default()
+            ..SourceStatus::default()
         },
         counters: KubeletCounters {
             durations: [("List", durations(&[2000]))].into(),

@@ -4,13 +4,13 @@ use maud::{Markup, html};
 
 use super::text::{ago, or_unknown};
 use super::{NUMBER, NodePage, section, table};
-use crate::domain::model::{Collector, Moment};
+use crate::domain::model::{Moment, SourceStatus};
 
 /// Open where something fails.
 pub(super) fn sources(page: &NodePage<'_>) -> Markup {
     let (kubelet, now) = (&page.snapshot.kubelet, page.now);
     let tiers = page.snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
-    let all: Vec<(&str, &Collector)> = [("kubelet", &kubelet.collector)].into_iter().chain(tiers).collect();
+    let all: Vec<(&str, &SourceStatus)> = [("kubelet", &kubelet.collector)].into_iter().chain(tiers).collect();
     let failed = all.iter().filter(|(_, collector)| !collector.success).count();
     let about =
         html! { @if failed == 0 { "all succeeded" } @else { (failed) " of " (all.len()) " sources not successful" } };
@@ -43,11 +43,11 @@ fn label(name: &str) -> &str {
 }
 
 /// "Not yet" is a kubelet that was not called, and a tier of the driver that was not read.
-fn outcome(collector: &Collector) -> Markup {
+fn outcome(collector: &SourceStatus) -> Markup {
     match collector {
-        Collector { stuck: true, .. } => html! { span.badge.bad { "stuck" } },
-        Collector { success: true, .. } => html! { span.badge.good { "succeeded" } },
-        Collector { last_success: None, duration: None, .. } => html! { span.badge.plain { "not yet" } },
+        SourceStatus { stuck: true, .. } => html! { span.badge.bad { "stuck" } },
+        SourceStatus { success: true, .. } => html! { span.badge.good { "succeeded" } },
+        SourceStatus { last_success: None, duration: None, .. } => html! { span.badge.plain { "not yet" } },
         _ => html! { span.badge.bad { "failed" } },
     }
 }
@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn a_kubelet_that_has_only_failed_is_not_one_that_was_not_called_yet() {
-        let failed = Collector { duration: Some(Duration::from_millis(2)), ..Collector::default() };
+        let failed = SourceStatus { duration: Some(Duration::from_millis(2)), ..SourceStatus::default() };
         assert!(outcome(&failed).into_string().contains("badge bad\">failed"));
-        assert!(outcome(&Collector::default()).into_string().contains("badge plain\">not yet"));
+        assert!(outcome(&SourceStatus::default()).into_string().contains("badge plain\">not yet"));
     }
 }

@@ -8,7 +8,7 @@ use super::Moment;
 
 /// One source: a tier of the hardware or its events, the kubelet, the processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Collector {
+pub struct SourceStatus {
     pub success: bool,
     pub stuck: bool,
     pub last_success: Option<Moment>,
