@@ -3,7 +3,8 @@
 
 use super::domain::attribution::OwnedProcess;
 use super::domain::model::{
-    ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, HeldDevice, Holding, MigDevice, Owner, Pod, SharingForm,
+    ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, Holding, MigDevice, Owner, Pod,
+    SharingForm,
 };
 
 pub fn uuid(number: usize) -> String {
@@ -47,7 +48,7 @@ pub fn claim(driver: &str, device: &str) -> ClaimDevice {
         claim: "claim".into(),
         driver: driver.into(),
         pool: "node".into(),
-        device: device.into(),
+        device: DeviceId::of_claim(driver, device),
         share_id: None,
         claim_uid: None,
         record: ClaimRecord::default(),

@@ -15,8 +15,7 @@ pub use journal::{journal_answer, journal_query};
 pub use kubelet::kubelet_answer;
 pub use pages::node_answer;
 
-use podmeter::domain::holders::{DeviceForm, parse_claim_device, parse_device_id};
-use podmeter::domain::model::PodUid;
+use podmeter::domain::model::{DeviceForm, DeviceId, PodUid};
 use podmeter::processes::cgroup::{self, CgroupOwner};
 use podmeter::processes::mountinfo;
 
@@ -40,20 +39,19 @@ pub const TARGETS: [(&str, Target); 11] = [
 /// A device id, or a driver and a device with a line feed between them.
 pub fn device_id(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    let form = parse_device_id(&text);
-    match &form {
-        // What was parsed from the id is in the id.
-        DeviceForm::Gpu { uuid } => assert_eq!(uuid.as_str(), text),
-        DeviceForm::Mig { uuid } => assert_eq!(uuid.as_str(), text),
-        DeviceForm::GpuSlot { uuid } | DeviceForm::GpuVirtual { uuid } => assert!(text.starts_with(uuid.as_str())),
-        DeviceForm::MigSlot { uuid } => assert!(text.starts_with(uuid.as_str())),
-        _ => {}
+    let id = DeviceId::from(&*text);
+    let uuid = id.gpu().or(id.mig());
+    // What was parsed from the ID is in the ID.
+    match id.form() {
+        DeviceForm::Gpu | DeviceForm::Mig => assert_eq!(uuid, Some(&*text)),
+        DeviceForm::GpuSlot | DeviceForm::GpuVirtual | DeviceForm::MigSlot => {
+            assert!(uuid.is_some_and(|uuid| uuid.len() < text.len() && text.starts_with(uuid)), "{text:?}");
+        }
+        form => assert!(uuid.is_none() && !(id.is_slot() && form == DeviceForm::Other), "{text:?}"),
     }
-    if form.is_slot() {
-        assert!(form != DeviceForm::Other, "{text:?}");
-    }
+    assert_eq!(id.pci_address().is_some(), id.form() == DeviceForm::PciAddress, "{text:?}");
     let (driver, device) = text.split_once('\n').unwrap_or(("gpu.nvidia.com", &text));
-    let claim = parse_claim_device(driver, device);
+    let claim = DeviceId::of_claim(driver, device).form();
     assert!(claim.into_str().starts_with("dra_"), "{text:?} is {}", claim.into_str());
 }
 

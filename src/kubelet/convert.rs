@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::domain::holders::is_uuid;
 use crate::domain::model::{
     Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice,
-    MemoryBlock, Pod, PodRef, ResourceName,
+    MemoryBlock, Pod, PodRef, ResourceName, UUID_LENGTH, is_uuid,
 };
 use crate::wire::v1;
 
@@ -63,9 +62,9 @@ fn convert_container(pod: &PodRef, container: v1::ContainerResources) -> Contain
             record: ClaimRecord::default(),
             claim_namespace: claim.claim_namespace.as_str().into(),
             claim: claim.claim_name.as_str().into(),
+            device: DeviceId::of_claim(&device.driver_name, device.device_name),
             driver: device.driver_name.into(),
             pool: device.pool_name.into(),
-            device: DeviceId::new(device.device_name),
             share_id: device.share_id.map(Into::into),
         }));
     }
@@ -90,9 +89,6 @@ fn claim_uid(cdi_devices: &[v1::CdiDevice]) -> Option<Arc<str>> {
     let first = uids.next()?;
     uids.all(|other| other == first).then_some(first)
 }
-
-/// Characters of a UUID: 8-4-4-4-12 hexadecimal digits.
-const UUID_LENGTH: usize = 36;
 
 fn numa_nodes(topology: Option<v1::TopologyInfo>) -> BTreeSet<i64> {
     topology.into_iter().flat_map(|topology| topology.nodes).map(|node| node.id).collect()

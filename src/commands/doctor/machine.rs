@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::DoctorSettings;
 use super::observe::{DriverState, NotObserved, ObservedMachine};
 use super::report::{CheckOutcome, Finding};
-use crate::domain::holders::{DeviceForm, parse_device_id};
-use crate::domain::model::{DeviceId, ResourceName};
+use crate::domain::model::{DeviceForm, DeviceId, ResourceName};
 use crate::kubelet::CallError;
 use crate::plugin::{self, EntryConfig, MigStrategy, OnConflict, OtherPlugin};
 use crate::processes::{ProcessAttribution, ProcessesSettings};
@@ -117,10 +116,8 @@ fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
 /// A plugin that offers GPUs as a resource that is not of this entry, which offers all of them.
 fn other_resource(entry: &EntryConfig, listed: &BTreeMap<ResourceName, BTreeSet<DeviceId>>) -> Option<String> {
     entry.nvidia().filter(|nvidia| nvidia.on_conflict != OnConflict::Takeover)?;
-    let names_gpu = |id: &&DeviceId| {
-        let form = parse_device_id(id.as_str());
-        form.gpu().is_some() || form.mig().is_some() || matches!(form, DeviceForm::Minor { .. })
-    };
+    let names_gpu =
+        |id: &&DeviceId| id.gpu().is_some() || id.mig().is_some() || matches!(id.form(), DeviceForm::Minor { .. });
     let count = |(resource, ids): (_, &BTreeSet<DeviceId>)| (resource, ids.iter().filter(names_gpu).count());
     let others = listed.iter().filter(|(resource, _)| !entry.may_offer_gpus_as(resource));
     let (other, count) = others.map(count).find(|(_, count)| *count > 0)?;

@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::device_id::{DeviceForm, parse_claim_device};
-use super::resolve::{mig_devices, resolve};
-use crate::domain::model::{ClaimDevice, ClaimHardware, ClaimSource, DeviceRef, Inventory};
+use super::resolve::{resolve, resolve_claim_hardware};
+use crate::domain::model::{ClaimDevice, ClaimSource, DeviceRef, Inventory};
 
 /// The capacities by which the claims of a device divide it, in this order.
 const CAPACITIES: [&str; 2] = ["shares", "memory"];
@@ -19,10 +18,9 @@ pub(super) fn resolve_claim(
     claim: &ClaimDevice,
     inventory: &Inventory,
 ) -> Result<(Vec<DeviceRef>, ClaimSource), &'static str> {
-    let form = parse_claim_device(&claim.driver, claim.device.as_str());
     let named_by = |source: ClaimSource| {
         let hardware = claim.record.hardware.get(&source)?;
-        Some((devices_of(hardware, inventory), source))
+        Some((resolve_claim_hardware(hardware, inventory), source))
     };
     let mut identities = [ClaimSource::Metadata, ClaimSource::Checkpoint].into_iter().filter_map(named_by);
     let (devices, source) = match identities.next() {
@@ -32,24 +30,9 @@ pub(super) fn resolve_claim(
         Some(named) => named,
         None => named_by(ClaimSource::Cdi)
             .filter(|(devices, _)| !devices.is_empty())
-            .unwrap_or_else(|| (resolve(&form, inventory), ClaimSource::DeviceName)),
+            .unwrap_or_else(|| (resolve(&claim.device, inventory), ClaimSource::DeviceName)),
     };
-    if devices.is_empty() { Err(form.into_str()) } else { Ok((devices, source)) }
-}
-
-fn devices_of(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<DeviceRef> {
-    let form = match hardware {
-        ClaimHardware::Gpu(uuid) => DeviceForm::Gpu { uuid: uuid.clone() },
-        ClaimHardware::Mig(uuid) => DeviceForm::Mig { uuid: uuid.clone() },
-        ClaimHardware::Minor(minor) => DeviceForm::DraGpu { minor: *minor },
-        ClaimHardware::Pci(address) => DeviceForm::PciAddress { address: address.clone() },
-        ClaimHardware::Instance { minor, gpu_instance, compute_instance } => {
-            return mig_devices(inventory.by_minor(*minor), |mig| {
-                (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance)
-            });
-        }
-    };
-    resolve(&form, inventory)
+    if devices.is_empty() { Err(claim.device.form().into_str()) } else { Ok((devices, source)) }
 }
 
 /// The weight of each claim among the claims of one device, 1 on average: by the first capacity of which all consume

@@ -4,10 +4,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::device_id::DeviceForm;
 use super::resolve::{mig_devices, resolve_device};
 use crate::domain::model::{
-    Allocatable, Allocations, DeviceId, DeviceRef, Gpu, Inventory, InventoryDrift, ResourceName,
+    Allocatable, Allocations, DeviceForm, DeviceId, DeviceRef, Gpu, Inventory, InventoryDrift, ResourceName,
 };
 
 pub(super) fn drift(
@@ -43,7 +42,7 @@ fn resource_drift<'a>(
     for id in allocatable.iter().chain(held) {
         let (form, devices) = resolve_device(resource, id, inventory);
         // Which of the GPUs at other kernel drivers should be allocatable is unknown.
-        if form == DeviceForm::Other || form.is_pci_address() && !devices.iter().any(is_expected) {
+        if form == DeviceForm::Other || form == DeviceForm::PciAddress && !devices.iter().any(is_expected) {
             continue;
         }
         is_known_hardware = true;
@@ -73,6 +72,6 @@ fn devices_of(gpu: &Gpu) -> Vec<DeviceRef> {
 
 /// `None`: a whole GPU; else the MIG profile.
 fn kind(device: &DeviceRef, inventory: &Inventory) -> Option<Arc<str>> {
-    let (_, mig) = inventory.mig(device.mig.as_ref()?)?;
+    let (_, mig) = inventory.mig(device.mig.as_ref()?.as_str())?;
     Some(mig.profile.clone())
 }

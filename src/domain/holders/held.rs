@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::claims::resolve_claim;
-use super::device_id::parse_device_id;
 use super::resolve::resolve_device;
 use crate::domain::model::{
     Allocatable, ClaimDevice, ClaimSource, Container, DeviceId, DeviceRef, GpuUuid, HeldDevice, Inventory, PodRef,
@@ -117,11 +116,10 @@ impl HeldHardware {
         allocatable: &Allocatable,
         inventory: &Inventory,
     ) -> BTreeMap<ResourceName, usize> {
-        let is_slot = |id: &DeviceId| parse_device_id(id.as_str()).is_slot();
         let count = |(resource, ids): (&ResourceName, &BTreeSet<DeviceId>)| {
-            let others = [false, true].map(|slot| self.others(|held, id| held == resource && is_slot(id) == slot));
+            let others = [false, true].map(|slot| self.others(|held, id| held == resource && id.is_slot() == slot));
             let is_unavailable = |id: &&DeviceId| {
-                let others = &others[usize::from(is_slot(id))];
+                let others = &others[usize::from(id.is_slot())];
                 !others.0.is_empty()
                     && !self.contains_id(resource, id)
                     && resolve_device(resource, id, inventory).1.iter().any(|device| others.of(device).is_some())

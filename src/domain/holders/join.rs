@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::claims::{claim_weights, resolve_claim};
-use super::device_id::parse_device_id;
 use super::drift::drift;
 use super::held::HeldHardware;
 use super::resolve::{resolve, resolve_device};
@@ -104,7 +103,7 @@ impl<'a> ResolvedAllocations<'a> {
             let holding = self.held.entry(key(container, device)).or_default();
             holding.resource.get_or_insert(&held.resource);
             holding.device_ids.insert(&held.id);
-            holding.is_slot |= form.is_slot();
+            holding.is_slot |= held.id.is_slot();
         }
     }
 
@@ -192,7 +191,7 @@ fn holding(
     let fraction_of_gpu = match &device.mig {
         None => Some(1.0),
         // The size of a MIG device that only the kubelet names is not known.
-        Some(mig) => inventory.mig(mig).and_then(|(gpu, mig)| gpu.slice_fraction(mig.slices)),
+        Some(mig) => inventory.mig(mig.as_str()).and_then(|(gpu, mig)| gpu.slice_fraction(mig.slices)),
     };
     let fraction_of_device = match (ids.is_slot, slots.counts.get(device).copied()) {
         (false, _) => Some(weight / holders.weights),
@@ -282,8 +281,7 @@ fn slots_by_device<'a>(
 ) -> BTreeMap<DeviceRef, BTreeSet<&'a DeviceId>> {
     let mut slots: BTreeMap<DeviceRef, BTreeSet<&DeviceId>> = BTreeMap::new();
     for id in ids {
-        let form = parse_device_id(id.as_str());
-        let devices = if form.is_slot() { resolve(&form, inventory) } else { vec![] };
+        let devices = if id.is_slot() { resolve(id, inventory) } else { vec![] };
         for device in devices {
             slots.entry(device).or_default().insert(id);
         }

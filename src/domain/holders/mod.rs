@@ -9,14 +9,13 @@
 //! |---|---|---|
 //! | Which pod of a name is it? | `pod_uid` | UIDs of listed and removed pods |
 //! | May the kubelet still reject it? | `unconfirmed` | pods held back |
-//! | Which hardware does a device ID or a claim name? | `device_id`, `resolve`, `claims` | |
+//! | Which hardware does a device ID or a claim name? | `resolve`, `claims` | |
 //! | Which GPUs are missing or not served? | `unlisted` | what the kubelet and the driver have listed |
 //! | Who else holds or offers it? | `held` | |
 //! | Which part of which device does a container hold? | `join` | slots of each device |
 //! | Do the kubelet and the driver list the same devices? | `drift` | |
 
 mod claims;
-mod device_id;
 mod drift;
 mod held;
 mod join;
@@ -27,7 +26,6 @@ mod test_data;
 mod unconfirmed;
 mod unlisted;
 
-pub use device_id::{DeviceForm, is_uuid, parse_claim_device, parse_device_id};
 pub use held::{HeldHardware, OtherHolders, other_offer};
 pub use join::{HoldingKey, Join, Slots, join};
 pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};

@@ -19,7 +19,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id};
 use crate::domain::model::{
     BusGpu, DeviceId, DeviceReadings, Gpu, GpuUuid, HardwareState, HeldDevice, Inventory, KubeletState, MigUuid,
     MissingGpu, Monotonic, NodeDevices, PciBusId, ResourceName, UnservedGpu,
@@ -141,24 +140,23 @@ impl UnlistedGpus {
         let listed = inventory.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.clone());
         self.listed_migs.extend(listed);
         for (resource, ids) in named {
-            let forms: Vec<(&DeviceId, DeviceForm)> = ids.iter().map(|id| (id, parse_device_id(id.as_str()))).collect();
             // `None`: it names neither.
-            let is_listed = |form: &DeviceForm| {
-                let gpu = form.gpu().map(|uuid| inventory.gpus.contains_key(uuid));
-                gpu.or_else(|| form.mig().map(|uuid| self.listed_migs.contains(uuid)))
+            let is_listed = |id: &DeviceId| {
+                let gpu = id.gpu().map(|uuid| inventory.gpu(uuid).is_some());
+                gpu.or_else(|| id.mig().map(|uuid| self.listed_migs.contains(&uuid.into())))
             };
             // Other vendors' ids may have the same form.
-            let is_nvidias = is_domain_of_nvidia(&resource) || is_ours(&resource);
-            if !is_nvidias && !forms.iter().any(|(_, form)| is_listed(form) == Some(true)) {
+            let is_nvidias = resource.is_of_nvidia() || is_ours(&resource);
+            if !is_nvidias && !ids.iter().any(|id| is_listed(id) == Some(true)) {
                 continue;
             }
-            for (id, form) in forms.iter().filter(|(_, form)| is_listed(form) == Some(false)) {
-                let ids = match (form.gpu(), form.mig()) {
-                    (Some(gpu), _) => self.gpus.entry(gpu.clone()).or_default(),
-                    (None, Some(mig)) => self.migs.entry(mig.clone()).or_default(),
+            for id in ids.iter().filter(|id| is_listed(id) == Some(false)) {
+                let ids = match (id.gpu(), id.mig()) {
+                    (Some(gpu), _) => self.gpus.entry(gpu.into()).or_default(),
+                    (None, Some(mig)) => self.migs.entry(mig.into()).or_default(),
                     (None, None) => continue,
                 };
-                ids.entry(resource.clone()).or_default().insert((*id).clone());
+                ids.entry(resource.clone()).or_default().insert(id.clone());
             }
         }
         self.migs.retain(|mig, _| !self.listed_migs.contains(mig));
@@ -209,14 +207,13 @@ impl UnlistedGpus {
         if of_kubelet.is_empty() {
             return of_kubelet;
         }
-        let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
-        let held: BTreeSet<GpuUuid> = held.collect();
-        let unheld = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).count();
+        let held: BTreeSet<&str> = held(kubelet).filter_map(|device| device.id.gpu()).collect();
+        let unheld = of_kubelet.keys().filter(|uuid| !held.contains(uuid.as_str())).count();
         let on_bus = bus.into_iter().flat_map(|bus| &bus.on_bus);
         let is_elsewhere =
             |(address, gpu): &(&PciBusId, &BusGpu)| gpu.is_of_another_driver() && gpu_at(inventory, address).is_none();
         if unheld <= on_bus.filter(is_elsewhere).count() {
-            of_kubelet.retain(|uuid, _| held.contains(*uuid));
+            of_kubelet.retain(|uuid, _| held.contains(uuid.as_str()));
         }
         of_kubelet
     }
@@ -312,11 +309,11 @@ fn is_evident(
 
 /// If so, other IDs among them are not of replaced GPUs: the GPU that replaced one would not be named.
 fn names_every_listed(ids: &DeviceIds, inventory: &Inventory) -> bool {
-    let forms: Vec<DeviceForm> = ids.values().flatten().map(|id| parse_device_id(id.as_str())).collect();
-    let is_named = |gpu: &Gpu| {
-        let mut forms = forms.iter();
-        forms.any(|form| form.gpu() == Some(&gpu.uuid) || form.mig().is_some_and(|mig| gpu.mig_device(mig).is_some()))
+    let names = |gpu: &Gpu, id: &DeviceId| {
+        let mut migs = gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
+        id.gpu() == Some(gpu.uuid.as_str()) || id.mig().is_some_and(|named| migs.any(|mig| mig == named))
     };
+    let is_named = |gpu: &Gpu| ids.values().flatten().any(|id| names(gpu, id));
     inventory.gpus.values().filter(|gpu| gpu.present).all(is_named)
 }
 

@@ -62,10 +62,6 @@ string_identity! {
     PciBusId
 }
 string_identity! {
-    /// A device plugin's id of one of its devices; any string.
-    DeviceId
-}
-string_identity! {
     /// `nvidia.com/gpu`, `example.com/nic`.
     ResourceName
 }

@@ -172,13 +172,20 @@ impl Inventory {
         !self.unserved.contains_key(uuid)
     }
 
-    pub fn mig(&self, uuid: &MigUuid) -> Option<(&Gpu, &MigDevice)> {
-        self.gpus.values().find_map(|gpu| Some((gpu, gpu.mig_devices.iter().find(|mig| mig.uuid == *uuid)?)))
+    /// A node has at most 16 GPUs, or a few more: no UUID has to be made to find one.
+    pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
+        self.gpus.values().find(|gpu| gpu.uuid.as_str() == uuid)
+    }
+
+    pub fn mig(&self, uuid: &str) -> Option<(&Gpu, &MigDevice)> {
+        self.gpus.values().find_map(|gpu| Some((gpu, gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == uuid)?)))
     }
 
     /// The missing GPU of a MIG device that the kubelet has.
-    pub fn missing_parent(&self, uuid: &MigUuid) -> Option<&GpuUuid> {
-        self.missing.iter().find_map(|(gpu, missing)| missing.mig_devices.contains(uuid).then_some(gpu))
+    pub fn missing_parent(&self, uuid: &str) -> Option<&GpuUuid> {
+        self.missing
+            .iter()
+            .find_map(|(gpu, missing)| missing.mig_devices.iter().any(|mig| mig.as_str() == uuid).then_some(gpu))
     }
 
     /// The modules of the node, each with its GPUs: a superchip with a CPU and one or two GPUs, or a board with one. GPUs

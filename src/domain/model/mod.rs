@@ -6,6 +6,7 @@ mod account;
 mod allocations;
 mod claims;
 mod device_health;
+mod device_id;
 mod file_stamp;
 mod holding_counters;
 mod identity;
@@ -36,11 +37,10 @@ pub use device_health::{
     ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, RECOVERY_ACTIONS,
     UnhealthyReason, XidClass, XidCount, XidCounts, XidEvent, XidInstance, recovery_action,
 };
+pub use device_id::{DeviceForm, DeviceId, UUID_LENGTH, is_uuid};
 pub use file_stamp::FileStamp;
 pub use holding_counters::HoldingCounters;
-pub use identity::{
-    ContainerId, ContainerRef, DeviceId, DeviceRef, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName,
-};
+pub use identity::{ContainerId, ContainerRef, DeviceRef, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
 pub use inventory::{
     BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, Platform, UnservedGpu,
 };

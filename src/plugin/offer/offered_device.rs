@@ -79,7 +79,7 @@ impl OfferedDevice {
         matches!(reason, Some(Layout | Unplugged | Device(UnhealthyReason::Lost)))
     }
 
-    /// One of several slots of the same hardware. For the IDs of any plugin: `DeviceForm::is_slot`.
+    /// One of several slots of the same hardware. For the IDs of any plugin: `DeviceId::is_slot`.
     pub fn is_slot(&self) -> bool {
         self.id.as_str().contains("::")
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::{ClaimRecord, Gpu, MigDevice, PciBusId};
+use crate::domain::model::{ClaimHardware, ClaimRecord, Gpu, MigDevice, PciBusId};
 use crate::test_data;
 
 const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";

@@ -271,9 +271,9 @@ fn a_replaced_gpu_that_only_the_checkpoint_names_is_not_missing() {
 fn a_mig_device_is_on_the_only_gpu_that_is_missing() {
     let kubelet = held("nvidia.com/mig-1g.10gb", &[&mig(7)]);
     let state = complete(hardware(&[0], &[0, 1]), &kubelet);
-    assert_eq!(state.inventory.missing_parent(&mig(7).as_str().into()), Some(&"PCI-0000:01:00.0".into()));
+    assert_eq!(state.inventory.missing_parent(&mig(7)), Some(&"PCI-0000:01:00.0".into()));
     let two = complete(hardware(&[0], &[0, 1, 2]), &kubelet);
-    assert_eq!(two.inventory.missing_parent(&mig(7).as_str().into()), None);
+    assert_eq!(two.inventory.missing_parent(&mig(7)), None);
     let none = complete(hardware(&[0, 1], &[0, 1]), &kubelet);
     assert_eq!(missing(&none), [], "it was deleted, and its GPU is there");
 }
@@ -290,7 +290,7 @@ fn a_mig_device_of_a_gpu_that_was_replaced_is_on_no_other() {
     complete(&[0, 1], &settled);
     let state = complete(&[0], &settled);
     assert_eq!(missing(&state), [(uuid(1), at(1))]);
-    assert_eq!(state.inventory.missing_parent(&mig(7).as_str().into()), None);
+    assert_eq!(state.inventory.missing_parent(&mig(7)), None);
 }
 
 #[test]

@@ -344,7 +344,7 @@ pub(super) const OWN_LABELS: &str = "gpu UUID pci_bus_id device modelName Hostna
 fn claim_labels(snapshot: &Snapshot, labels: Labels, account: &Account) -> Labels {
     let Some((claim, joined)) = snapshot.claim_of(account) else { return labels };
     let mig = joined.mig.as_ref();
-    let profile = mig.and_then(|mig| Some(&snapshot.hardware.inventory.mig(mig)?.1.profile));
+    let profile = mig.and_then(|mig| Some(&snapshot.hardware.inventory.mig(mig.as_str())?.1.profile));
     labels
         .and("dra_claim_name", &claim.claim)
         .and("dra_claim_namespace", &claim.claim_namespace)

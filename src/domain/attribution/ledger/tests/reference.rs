@@ -382,7 +382,7 @@ pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventor
         let (gpu, mig, whole) = match &device {
             ClaimHardware::Gpu(uuid) => (uuid.clone(), None, 1.0),
             ClaimHardware::Mig(uuid) => {
-                let (gpu, mig) = inventory.mig(uuid).unwrap();
+                let (gpu, mig) = inventory.mig(uuid.as_str()).unwrap();
                 (gpu.uuid.clone(), Some(uuid.clone()), f64::from(mig.slices) / 7.0)
             }
             other => panic!("{other:?}"),

@@ -1,27 +1,44 @@
 //! Device IDs are strings of other programs. They are classified by their form, never by the resource name:
-//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device.
+//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device. The form is parsed once, where
+//! the ID is made.
 
-use crate::domain::model::{GpuUuid, MigUuid, PciBusId, ResourceName};
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::{PciBusId, ResourceName};
+
+/// A device plugin's ID of one of its devices, or a DRA driver's name of one: any string, and its form. Equality, order, hash
+/// and JSON are those of the text.
+#[derive(Clone, Deserialize)]
+#[serde(from = "Arc<str>")]
+pub struct DeviceId {
+    text: Arc<str>,
+    form: DeviceForm,
+}
 
 /// The form of a device ID: which kind of hardware it names, and by what. Its name is the value of the `form` label.
-#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub enum DeviceForm {
     /// `GPU-<uuid>`
     #[strum(serialize = "gpu_uuid")]
-    Gpu { uuid: GpuUuid },
+    Gpu,
     /// `GPU-<uuid>::<n>`: one slot of a time-sliced or MPS-shared GPU; the ID does not show which kind of sharing.
     #[strum(serialize = "gpu_uuid_replica")]
-    GpuSlot { uuid: GpuUuid },
+    GpuSlot,
     /// `GPU-<uuid>-<n>`: HAMi's virtual GPU. HAMi itself may place the container elsewhere.
     #[strum(serialize = "gpu_uuid_virtual")]
-    GpuVirtual { uuid: GpuUuid },
+    GpuVirtual,
     /// `MIG-<uuid>`
     #[strum(serialize = "mig_uuid")]
-    Mig { uuid: MigUuid },
+    Mig,
     /// `MIG-<uuid>::<n>`
     #[strum(serialize = "mig_uuid_replica")]
-    MigSlot { uuid: MigUuid },
+    MigSlot,
     /// `all[::<n>]`: WSL2, every GPU at once.
     All { is_slot: bool },
     /// `tegra[::<n>]`: the one integrated GPU.
@@ -34,7 +51,7 @@ pub enum DeviceForm {
     /// id>-<start>-<size>` before.
     DraMig { minor: u32, profile_id: u32, placement_start: u32 },
     /// `0000:ca:00.0`; other vendors' devices have one too.
-    PciAddress { address: PciBusId },
+    PciAddress,
     /// `channel-<n>`, `daemon-<n>` of the compute-domain driver: not a GPU.
     DraComputeDomain,
     /// A device of NVIDIA's driver for GPUs, of an unknown naming.
@@ -45,45 +62,132 @@ pub enum DeviceForm {
     Other,
 }
 
-impl DeviceForm {
-    /// The GPU that the ID names by its UUID: the whole of it, or a slot.
-    pub const fn gpu(&self) -> Option<&GpuUuid> {
-        match self {
-            Self::Gpu { uuid } | Self::GpuSlot { uuid } | Self::GpuVirtual { uuid } => Some(uuid),
-            _ => None,
-        }
+/// `GPU-` or `MIG-`, and a UUID: IDs that name hardware by it begin with it.
+const PREFIXED_UUID: usize = 4 + UUID_LENGTH;
+/// Characters of a UUID: 8-4-4-4-12 hexadecimal digits.
+pub const UUID_LENGTH: usize = 36;
+
+impl DeviceId {
+    /// A device plugin's ID. Every string has a form.
+    pub fn new(text: impl Into<Arc<str>>) -> Self {
+        let text = text.into();
+        Self { form: parse_device_id(&text), text }
     }
 
-    /// The MIG device that the ID names by its UUID: the whole of it, or a slot.
-    pub const fn mig(&self) -> Option<&MigUuid> {
-        match self {
-            Self::Mig { uuid } | Self::MigSlot { uuid } => Some(uuid),
-            _ => None,
-        }
+    /// The name of a DRA device, which the driver with this name gave it.
+    pub fn of_claim(driver: &str, device: impl Into<Arc<str>>) -> Self {
+        let text = device.into();
+        Self { form: parse_claim_device(driver, &text), text }
     }
 
-    #[must_use]
-    pub const fn is_pci_address(&self) -> bool {
-        matches!(self, Self::PciAddress { .. })
+    pub fn as_str(&self) -> &str {
+        &self.text
     }
 
-    /// Whether the ID names one of several slots of its device.
+    /// The shared text, for labels that outlive this value.
+    pub fn to_shared(&self) -> Arc<str> {
+        Arc::clone(&self.text)
+    }
+
+    pub const fn form(&self) -> DeviceForm {
+        self.form
+    }
+
+    /// The UUID of the GPU that it names: the whole of it, or a slot.
+    pub fn gpu(&self) -> Option<&str> {
+        let names_gpu = matches!(self.form, DeviceForm::Gpu | DeviceForm::GpuSlot | DeviceForm::GpuVirtual);
+        names_gpu.then(|| &self.text[..PREFIXED_UUID])
+    }
+
+    /// The UUID of the MIG device that it names: the whole of it, or a slot.
+    pub fn mig(&self) -> Option<&str> {
+        matches!(self.form, DeviceForm::Mig | DeviceForm::MigSlot).then(|| &self.text[..PREFIXED_UUID])
+    }
+
+    pub fn pci_address(&self) -> Option<PciBusId> {
+        (self.form == DeviceForm::PciAddress).then(|| PciBusId::normalized(&self.text))
+    }
+
+    /// Whether it names one of several slots of its device.
     #[must_use]
     pub const fn is_slot(&self) -> bool {
         matches!(
-            self,
-            Self::GpuSlot { .. }
-                | Self::GpuVirtual { .. }
-                | Self::MigSlot { .. }
-                | Self::All { is_slot: true }
-                | Self::Tegra { is_slot: true }
-                | Self::Minor { is_slot: true, .. }
+            self.form,
+            DeviceForm::GpuSlot
+                | DeviceForm::GpuVirtual
+                | DeviceForm::MigSlot
+                | DeviceForm::All { is_slot: true }
+                | DeviceForm::Tegra { is_slot: true }
+                | DeviceForm::Minor { is_slot: true, .. }
         )
     }
 }
 
-/// The form of a device-plugin ID. Every string has one.
-pub fn parse_device_id(id: &str) -> DeviceForm {
+impl From<&str> for DeviceId {
+    fn from(text: &str) -> Self {
+        Self::new(text)
+    }
+}
+
+impl From<Arc<str>> for DeviceId {
+    fn from(text: Arc<str>) -> Self {
+        Self::new(text)
+    }
+}
+
+impl PartialEq for DeviceId {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for DeviceId {}
+
+impl PartialOrd for DeviceId {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for DeviceId {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl Hash for DeviceId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
+
+impl Serialize for DeviceId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.text.serialize(serializer)
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:?}", &*self.text)
+    }
+}
+
+impl ResourceName {
+    /// Whether it is of a domain of NVIDIA.
+    pub fn is_of_nvidia(&self) -> bool {
+        let domain = self.as_str().split_once('/').map_or("", |(domain, _)| domain);
+        domain == "nvidia.com" || domain.ends_with(".nvidia.com")
+    }
+}
+
+fn parse_device_id(id: &str) -> DeviceForm {
     let (base, is_slot) = match id.rsplit_once("::") {
         Some((base, n)) if number(n).is_some() => (base, true),
         _ => (id, false),
@@ -98,18 +202,16 @@ fn parse_base(base: &str, is_slot: bool) -> Option<DeviceForm> {
         _ => {}
     }
     if let Some(uuid) = base.strip_prefix("MIG-") {
-        let whole = is_uuid(uuid).then(|| MigUuid::from(base))?;
-        return Some(if is_slot { DeviceForm::MigSlot { uuid: whole } } else { DeviceForm::Mig { uuid: whole } });
+        let form = if is_slot { DeviceForm::MigSlot } else { DeviceForm::Mig };
+        return is_uuid(uuid).then_some(form);
     }
     if let Some(rest) = base.strip_prefix("GPU-") {
         if is_uuid(rest) {
-            let uuid = GpuUuid::from(base);
-            return Some(if is_slot { DeviceForm::GpuSlot { uuid } } else { DeviceForm::Gpu { uuid } });
+            return Some(if is_slot { DeviceForm::GpuSlot } else { DeviceForm::Gpu });
         }
         let (uuid, slot) = rest.rsplit_once('-')?;
         number(slot)?;
-        return (is_uuid(uuid) && !is_slot)
-            .then(|| DeviceForm::GpuVirtual { uuid: GpuUuid::new(format!("GPU-{uuid}")) });
+        return (is_uuid(uuid) && !is_slot).then_some(DeviceForm::GpuVirtual);
     }
     if let Some(rest) = base.strip_prefix("nvidia").filter(|_| !is_slot) {
         let mut parts = rest.split('/');
@@ -128,17 +230,10 @@ fn parse_base(base: &str, is_slot: bool) -> Option<DeviceForm> {
         };
         return parts.next().is_none().then_some(DeviceForm::Minor { minor, gpu_instance, is_slot: slot.is_some() });
     }
-    base.parse().ok().filter(|_| !is_slot).map(|address| DeviceForm::PciAddress { address })
+    (base.parse::<PciBusId>().is_ok() && !is_slot).then_some(DeviceForm::PciAddress)
 }
 
-/// Whether the resource is of a domain of NVIDIA.
-pub fn is_domain_of_nvidia(resource: &ResourceName) -> bool {
-    let domain = resource.as_str().split_once('/').map_or("", |(domain, _)| domain);
-    domain == "nvidia.com" || domain.ends_with(".nvidia.com")
-}
-
-/// The form of a DRA device, named by its driver.
-pub fn parse_claim_device(driver: &str, device: &str) -> DeviceForm {
+fn parse_claim_device(driver: &str, device: &str) -> DeviceForm {
     match driver {
         "gpu.nvidia.com" => parse_nvidia_claim_device(device).unwrap_or(DeviceForm::DraUnknown),
         "compute-domain.nvidia.com" => DeviceForm::DraComputeDomain,
@@ -175,7 +270,7 @@ fn number(text: &str) -> Option<u32> {
 
 /// 8-4-4-4-12 hexadecimal digits.
 pub fn is_uuid(text: &str) -> bool {
-    text.len() == 36
+    text.len() == UUID_LENGTH
         && text.bytes().enumerate().all(|(position, byte)| match position {
             8 | 13 | 18 | 23 => byte == b'-',
             _ => byte.is_ascii_hexdigit(),
@@ -188,23 +283,15 @@ mod tests {
 
     const U: &str = "5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
 
-    fn gpu() -> GpuUuid {
-        GpuUuid::new(format!("GPU-{U}"))
-    }
-
-    fn mig() -> MigUuid {
-        MigUuid::new(format!("MIG-{U}"))
-    }
-
     /// Every configuration in which an ID has been seen, as (who writes it, id, form).
     #[test]
     fn every_known_device_plugin_id_has_its_form() {
         let minor = |minor, gpu_instance, is_slot| DeviceForm::Minor { minor, gpu_instance, is_slot };
         for (writer, id, expected) in [
-            ("NVIDIA, whole GPU, uuid or index strategy", format!("GPU-{U}"), DeviceForm::Gpu { uuid: gpu() }),
-            ("NVIDIA, MIG mixed or single", format!("MIG-{U}"), DeviceForm::Mig { uuid: mig() }),
-            ("NVIDIA, time-slicing or MPS", format!("GPU-{U}::3"), DeviceForm::GpuSlot { uuid: gpu() }),
-            ("NVIDIA, time-slicing on MIG", format!("MIG-{U}::11"), DeviceForm::MigSlot { uuid: mig() }),
+            ("NVIDIA, whole GPU, uuid or index strategy", format!("GPU-{U}"), DeviceForm::Gpu),
+            ("NVIDIA, MIG mixed or single", format!("MIG-{U}"), DeviceForm::Mig),
+            ("NVIDIA, time-slicing or MPS", format!("GPU-{U}::3"), DeviceForm::GpuSlot),
+            ("NVIDIA, time-slicing on MIG", format!("MIG-{U}::11"), DeviceForm::MigSlot),
             ("NVIDIA, WSL2", "all".into(), DeviceForm::All { is_slot: false }),
             ("NVIDIA, WSL2 shared", "all::2".into(), DeviceForm::All { is_slot: true }),
             ("NVIDIA, Tegra", "tegra".into(), DeviceForm::Tegra { is_slot: false }),
@@ -213,10 +300,16 @@ mod tests {
             ("GKE, MIG", "nvidia3/gi7".into(), minor(3, Some(7), false)),
             ("GKE, shared", "nvidia12/vgpu4".into(), minor(12, None, true)),
             ("GKE, shared MIG", "nvidia0/gi1/vgpu0".into(), minor(0, Some(1), true)),
-            ("HAMi", format!("GPU-{U}-4"), DeviceForm::GpuVirtual { uuid: gpu() }),
-            ("KubeVirt", "00000000:CA:00.0".into(), DeviceForm::PciAddress { address: "0000:ca:00.0".into() }),
+            ("HAMi", format!("GPU-{U}-4"), DeviceForm::GpuVirtual),
+            ("KubeVirt", "00000000:CA:00.0".into(), DeviceForm::PciAddress),
         ] {
-            assert_eq!(parse_device_id(&id), expected, "{writer}: {id}");
+            let id = DeviceId::new(id);
+            assert_eq!(id.form(), expected, "{writer}: {id}");
+            let has_uuid = id.as_str().contains(U);
+            assert_eq!(id.gpu(), (has_uuid && id.as_str().starts_with("GPU")).then_some(&*format!("GPU-{U}")), "{id}");
+            assert_eq!(id.mig(), (has_uuid && id.as_str().starts_with("MIG")).then_some(&*format!("MIG-{U}")), "{id}");
+            let address = (expected == DeviceForm::PciAddress).then(|| "0000:ca:00.0".into());
+            assert_eq!(id.pci_address(), address, "{id}");
         }
     }
 
@@ -241,7 +334,7 @@ mod tests {
             ("compute-domain.nvidia.com", "daemon-0", DeviceForm::DraComputeDomain),
             ("test-driver.cdi.k8s.io", "gpu-0", DeviceForm::DraOther),
         ] {
-            assert_eq!(parse_claim_device(driver, device), expected, "{driver} {device}");
+            assert_eq!(DeviceId::of_claim(driver, device).form(), expected, "{driver} {device}");
         }
     }
 
@@ -281,7 +374,7 @@ mod tests {
             "0000:3b:00.1::1".into(),
             "mlx5_0".into(),
         ] {
-            assert_eq!(parse_device_id(&id), DeviceForm::Other, "{id:?}");
+            assert_eq!(DeviceId::new(&*id).form(), DeviceForm::Other, "{id:?}");
         }
     }
 }
