@@ -1,7 +1,7 @@
 //! The governance record: what runs on the node, with which privileges and host mounts, what it offers, how it is replaced
 //! and how it monitors health. Readings and allocations are in `/api/v1/node`. `agent::governance` collects the facts.
 //!
-//! Inputs: a snapshot, facts of our own process, and settings that describe the deployment. Output: one value that is
+//! Inputs: a snapshot, facts of this process, and settings that describe the deployment. Output: one value that is
 //! written as JSON or YAML. Does not use: HTTP, the kubelet, the driver. Only `process` reads files, those of this
 //! process; the rest is a pure function. It has no secrets: of the configuration only digests.
 
@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use crate::domain::model::{Gpu, Moment, PluginResource, ResourceName, Snapshot, Timestamp};
 pub use process::{Mount, Namespace, OwnProcess, Privileges, read as read_own_process};
 
-/// Changes with every incompatible change.
+/// The record's schema version; every incompatible change increments it.
 pub const SCHEMA: &str = "podmeter.record/v2";
 
 /// Inputs besides the snapshot.
@@ -26,14 +26,14 @@ pub struct GovernanceFacts {
     pub at: Moment,
     pub deployment: Deployment,
     pub configuration: ConfigurationDigests,
-    /// The addresses that are bound, with that of the probes; last the admin socket, bound or awaited.
+    /// The bound addresses, including the probe listener's; last the admin socket, bound or awaited.
     pub listeners: Vec<ListenerSummary>,
-    /// Of device health: `auto` or `manual`.
+    /// How a device becomes healthy again: `auto` or `manual`.
     pub recovery: &'static str,
     /// How long a device stays unhealthy after its fault ended.
     pub hold_down: Duration,
     pub process: OwnProcess,
-    /// Serial numbers of devices are for the owner of the node only.
+    /// Whether the record has the devices' serial numbers: only on the admin socket.
     pub with_serials: bool,
 }
 
@@ -43,16 +43,16 @@ pub struct Deployment {
     pub image: Option<String>,
     pub namespace: Option<String>,
     pub pod: Option<String>,
-    /// How it is replaced: `RollingUpdate, maxUnavailable 1`.
+    /// How the pod is replaced: `RollingUpdate, maxUnavailable 1`.
     pub update_strategy: Option<String>,
 }
 
 /// The configuration, as digests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigurationDigests {
-    /// Of the settings in force, defaults, flags and variables included; comparable between agents of one version.
+    /// The digest of all settings in force, including defaults; comparable between agents of one version.
     pub settings_sha256: String,
-    /// Of the configuration file and NVIDIA's file, as `sha256sum` prints it.
+    /// The configuration file and NVIDIA's file, each with its digest as `sha256sum` prints it.
     pub files: Vec<ReadFile>,
 }
 
@@ -70,16 +70,16 @@ pub struct ListenerSummary {
     pub admin: bool,
     /// Serves health and readiness only.
     pub probes: bool,
-    /// Clients need TLS, a certificate or a password.
+    /// Whether clients need TLS, a certificate or a password.
     pub guarded: bool,
 }
 
-/// 64 hex digits.
+/// The SHA-256 of `bytes` as 64 hex digits.
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A pure function. Null is unknown, a list has what is known; `resources` is null while the bundled device plugin is off.
+/// The governance record, without I/O. Null is unknown; `resources` is null while the bundled device plugin is off.
 pub fn record(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     let plugin = snapshot.plugin.as_deref();
     json!({
@@ -154,7 +154,7 @@ fn monitoring(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     })
 }
 
-/// As JSON or YAML; ends in a line feed.
+/// The record as JSON or YAML; ends in a line feed.
 pub fn write(record: &Value, yaml: bool) -> Result<String, String> {
     if yaml {
         return serde_saphyr::to_string(record).map_err(|error| error.to_string());

@@ -13,8 +13,8 @@ use crate::files::unescaped;
 
 /// Where Kubernetes puts the token of a service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-/// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`), and whether every kernel
-/// does. Older ones give the first `mnt` and `net` any number, so that another number proves nothing.
+/// The inode numbers of the kernel's first namespaces (`include/linux/proc_ns.h`, `nsfs.h`), and whether every kernel
+/// uses them. Older kernels give the first `mnt` and `net` any number, so that another number proves nothing.
 const FIRST: [(&str, u64, bool); 7] = [
     ("cgroup", 0xEFFF_FFFB, true),
     ("ipc", 0xEFFF_FFFF, true),
@@ -27,34 +27,35 @@ const FIRST: [(&str, u64, bool); 7] = [
 /// The actual privileges and mounts of this process. `None` and, in the record, null: its file could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnProcess {
-    /// Shown beside the node's name.
+    /// The kernel's release, shown beside the node's name.
     #[serde(skip)]
     pub kernel: String,
     pub privileges: Option<Privileges>,
-    /// Of AppArmor or SELinux; `None` also without one.
+    /// The AppArmor profile or SELinux context; `None` also where there is none.
     pub security_label: Option<String>,
     /// Whether there is a service account token; without one the Kubernetes API cannot be used.
     pub service_account_token: bool,
-    /// By type, without those that could not be read.
+    /// The namespaces by type, without those that could not be read.
     pub namespaces: BTreeMap<&'static str, Namespace>,
     pub read_only_root: Option<bool>,
-    /// Without those under `/proc`, `/sys` and `/dev`, where every container has some, except the host's devtmpfs.
+    /// The mounts by path, without those under `/proc`, `/sys` and `/dev` that every container has; the host's devtmpfs
+    /// is included.
     pub mounts: Option<Vec<Mount>>,
 }
 
-/// Of `/proc/self/status`.
+/// User, group and capabilities, from `/proc/self/status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Privileges {
-    /// Effective.
+    /// The effective user ID.
     pub uid: Option<u32>,
     pub gid: Option<u32>,
     pub capabilities: Capabilities,
     pub no_new_privileges: Option<bool>,
-    /// `disabled`, `strict` or `filter`.
+    /// The seccomp mode: `disabled`, `strict` or `filter`.
     pub seccomp: Option<&'static str>,
 }
 
-/// Names in the kernel's order; `None` where the status has no such line.
+/// The names of the capabilities, in the kernel's order; `None` where the status has no such line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     pub effective: Option<Vec<String>>,
@@ -72,15 +73,15 @@ pub struct Namespace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mount {
     pub path: String,
-    /// The mounted directory of its file system.
+    /// The directory of the file system that is mounted.
     pub root: String,
     pub file_system: String,
     pub source: String,
     pub read_only: bool,
 }
 
-/// `proc` is `/proc/self` or a directory like it. Reads files of the kernel, which do not block, and whether there is
-/// a service account token.
+/// Reads `proc`, which is `/proc/self` or a directory like it; does not block. It also checks whether there is a
+/// service account token.
 pub fn read(proc: &Path) -> OwnProcess {
     let text = |name: &str| std::fs::read_to_string(proc.join(name)).ok();
     let label = text("attr/current").map(|label| label.trim_end_matches(['\0', '\n']).to_owned());
@@ -105,10 +106,10 @@ fn namespace(proc: &Path, (name, first, of_every_kernel): (&str, u64, bool)) -> 
     Some(Namespace { id, host: (id == first || of_every_kernel).then_some(id == first) })
 }
 
-/// Of the text of `/proc/<pid>/status`.
+/// Parses the text of `/proc/<pid>/status`.
 fn status(text: &str) -> Privileges {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim);
-    // Real, effective, saved, file system.
+    // The IDs are real, effective, saved, file system.
     let effective = |key| value(key)?.split_whitespace().nth(1)?.parse().ok();
     let capabilities = |key| Some(capability_names(u64::from_str_radix(value(key)?, 16).ok()?));
     Privileges {
@@ -142,12 +143,12 @@ fn capability_names(bits: u64) -> Vec<String> {
     (0..64).filter(|bit| bits & (1 << bit) != 0).map(name).collect()
 }
 
-/// Of the text of `/proc/<pid>/mountinfo`, in the kernel's order. Invalid lines are left out.
+/// The mounts in the text of `/proc/<pid>/mountinfo`, in the kernel's order. Invalid lines are skipped.
 fn all_mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }
 
-/// `36 35 98:0 /root /point rw,noatime master:1 - ext4 /dev/sda1 rw`
+/// Parses a line such as `36 35 98:0 /root /point rw,noatime master:1 - ext4 /dev/sda1 rw`.
 fn mount(line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let mut fields = before.split(' ').skip(3);
@@ -164,7 +165,7 @@ fn mount(line: &str) -> Option<Mount> {
     })
 }
 
-/// Sorted by path; of several at one path the last, which covers the others.
+/// The mounts to show, sorted by path; of several at one path only the last, which covers the others.
 fn relevant_mounts(mounts: Vec<Mount>) -> Vec<Mount> {
     let by_path: BTreeMap<String, Mount> = mounts.into_iter().map(|mount| (mount.path.clone(), mount)).collect();
     by_path.into_values().filter(is_relevant).collect()
@@ -174,7 +175,7 @@ fn is_relevant(mount: &Mount) -> bool {
     let is_under =
         |top: &str| mount.path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let is_usual = is_under("/proc") || is_under("/sys") || is_under("/dev");
-    // A device node of the host, or its whole `/dev`; a container's own is a tmpfs.
+    // A device node of the host, or its whole `/dev`; the `/dev` that a container gets is a tmpfs.
     let is_of_host_dev = mount.file_system == "devtmpfs";
     !is_usual || is_of_host_dev
 }

@@ -1,4 +1,4 @@
-//! How many series the containers may have on the page.
+//! The limit on the containers' series on the page.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,8 @@ const ENDED: &str = "ended";
 const HELD: &str = "held";
 
 /// Decides which series are kept when there are more than the limit. It removes complete accounts: first the ended, the
-/// longest ended first; then those that hold, the youngest first; of equals the last by name. So the series of a
-/// container that holds are kept while others are added.
+/// longest ended first; then those that hold a device, the youngest first; of equals the last by name. So a container
+/// that holds a device keeps its series while others are added.
 #[derive(Debug)]
 pub struct SeriesBudget {
     over: BTreeSet<AccountKey>,
@@ -26,7 +26,7 @@ impl Default for SeriesBudget {
 }
 
 impl SeriesBudget {
-    /// Series left off by reason, each once when it was removed.
+    /// The series left off, by reason; each counts once, when it is removed.
     pub fn dropped(&self) -> &BTreeMap<&'static str, u64> {
         &self.dropped
     }
@@ -52,8 +52,8 @@ impl SeriesBudget {
     }
 }
 
-/// The indices of the accounts to remove, and their series, so that those that are left have no more than the limit.
-/// `series`: of each account.
+/// The indices of the accounts to remove, with the number of series of each, so that those that are left have no more
+/// than the limit. `series`: the number of series of each account.
 pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -> Vec<(usize, usize)> {
     let mut left: usize = series.iter().sum();
     if left <= limit {
@@ -76,7 +76,7 @@ pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -
 
 /// Labels have no UID: of the pods of one name, the one that holds has the series, else the last that did.
 fn replaced(accounts: &[Account]) -> Vec<usize> {
-    // By GPU and container: such pods follow each other.
+    // Accounts are sorted by GPU and container: pods of one name follow each other.
     let are_of_one_name =
         |pair: &[Account]| pair[0].gpu == pair[1].gpu && pair[0].container.has_names_of(&pair[1].container);
     if !accounts.windows(2).any(are_of_one_name) {
@@ -103,7 +103,7 @@ fn key(account: &Account) -> AccountKey {
     (account.container.clone(), account.gpu.clone(), account.mig.clone())
 }
 
-/// The key, to compare with.
+/// The account's key, borrowed, for comparisons.
 fn names(account: &Account) -> (&ContainerRef, &GpuUuid, Option<&MigUuid>) {
     (&account.container, &account.gpu, account.mig.as_ref())
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::family::{Group, Metric};
 use super::{GROUPS, dcgm};
 
-/// As `docs/metrics.md`. What all metrics of a section share is above its table.
+/// The text of `docs/metrics.md`. What all metrics of a section share is above its table.
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
@@ -32,7 +32,7 @@ pub fn markdown() -> String {
     page
 }
 
-/// Labels of every metric, where there are several.
+/// The labels that every row has, where there are several rows.
 fn shared_labels(rows: &[CatalogueRow]) -> Vec<&'static str> {
     let [first, rest @ ..] = rows else { return Vec::new() };
     let of_all = |label: &&&str| !rest.is_empty() && rest.iter().all(|other| other.labels.contains(label));
@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// Typed off the contract by hand: name, type, labels.
+    /// The contract, written by hand: name, type, labels.
     const TABLE: &str = include_str!("../../../tests/data/metric_catalogue.tsv");
 
     /// Name → (kind, labels).

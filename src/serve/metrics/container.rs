@@ -97,7 +97,7 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// With those that have released the device: their totals stay.
+/// The accounts that have series, also of containers that have released the device: their totals stay.
 fn shown(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Account)> {
     let shown = snapshot.accounts.iter().filter(|account| !account.over_limit);
     shown.map(|account| (of_account(account), account))

@@ -84,7 +84,7 @@ pub(super) static GROUP: Group = Group {
                 let reads = hardware.source != HardwareSource::None;
                 push("visible", reads.then(|| hardware.inventory.visible()));
                 push("healthy", reads.then(|| with_health(snapshot).filter(|(_, health)| health.is_healthy()).count()));
-                // Only of the bundled plugin is it known what is schedulable.
+                // What is schedulable is known only for the bundled plugin.
                 let schedulable =
                     |plugin| schedulable_gpus(plugin).into_values().filter(|is_schedulable| *is_schedulable).count();
                 push("schedulable", snapshot.plugin.as_deref().map(schedulable));

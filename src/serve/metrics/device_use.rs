@@ -105,8 +105,8 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// One series per GPU that has the quantity: `divided`, the total that the ledger has divided, to which holders' shares
-/// and the unattributed part add up at any time. It was zero when the agent started, or when the GPU appeared after that.
+/// Adds the total that the ledger has divided, of each GPU that has the quantity: holders' shares and the unattributed
+/// part add up to it at any time. It starts at zero with the agent, or when the GPU appears after that.
 pub(super) fn divided(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&Divided) -> Option<f64>) {
     for (gpu, _) in with_readings(snapshot) {
         let unattributed = snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);

@@ -14,7 +14,7 @@ use crate::domain::model::{DurationHistogram, Snapshot, UnixSeconds};
 pub struct Group {
     /// The heading that the catalogue puts it under.
     pub section: &'static str,
-    /// Labels and source of the metrics that give none of their own.
+    /// Labels and source of the metrics that name none themselves.
     pub labels: &'static str,
     pub source: &'static str,
     pub metrics: &'static [Metric],
@@ -29,18 +29,18 @@ pub struct Metric {
 /// The description of a metric, without its values. The catalogue and the page both read it.
 #[derive(Debug)]
 pub struct Descriptor {
-    /// As in text 0.0.4: a counter's name ends in `_total`.
+    /// The name as in text 0.0.4: a counter's name ends in `_total`.
     pub name: &'static str,
     pub kind: MetricType,
     /// Every label that a sample may carry, in the order of the page, with spaces between; `None`: those of the group.
     pub labels: Option<&'static str>,
-    /// Where the value comes from: an NVML call, a PodResources message, podmeter itself; `None`: as of the group.
+    /// Where the value comes from: an NVML call, a PodResources message, podmeter itself; `None`: that of the group.
     pub source: Option<&'static str>,
     /// One line, no backslash: what it means.
     pub help: &'static str,
 }
 
-/// Base units, which end the name of a metric that has one.
+/// The base units; the name of a metric that has one ends in it.
 const UNITS: [&str; 7] = ["bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"];
 
 impl Descriptor {
@@ -89,7 +89,7 @@ impl Metric {
 }
 
 impl Group {
-    /// The families that have a sample, by name, each made on demand.
+    /// The families that have a sample, sorted by name, each made on demand.
     pub(super) fn each(&'static self, snapshot: &Snapshot) -> impl Iterator<Item = Family> {
         let mut metrics: Vec<_> = self.metrics.iter().collect();
         metrics.sort_by_key(|metric| metric.descriptor.name);
@@ -111,7 +111,7 @@ pub struct Family {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricSample {
-    /// Of one device or holder in several families they are the same ones.
+    /// Shared by the families that have the same device or holder.
     pub labels: Arc<Labels>,
     pub value: SampleValue,
 }
@@ -124,7 +124,7 @@ pub enum SampleValue {
 }
 
 impl SampleValue {
-    /// `None` for a histogram.
+    /// The number; `None` for a histogram.
     pub(super) fn as_f64(&self) -> Option<f64> {
         match self {
             Self::Integer(number) => Some(*number as f64),
@@ -141,7 +141,7 @@ impl Family {
 
     pub fn push(&mut self, labels: impl Into<Arc<Labels>>, value: impl Into<SampleValue>) {
         let (labels, value) = (labels.into(), value.into());
-        // What is not a number is absent.
+        // NaN and infinity are absent.
         if !matches!(value, SampleValue::Float(number) if !number.is_finite()) {
             self.samples.push(MetricSample { labels, value });
         }
@@ -153,7 +153,7 @@ impl Family {
         labels.rsplit(' ').next().unwrap_or_default()
     }
 
-    /// One series per subject that has the value.
+    /// Adds one series per subject that has the value.
     pub(super) fn each<S, V: Into<SampleValue>>(
         &mut self,
         subjects: impl IntoIterator<Item = (Labels, S)>,
@@ -162,7 +162,7 @@ impl Family {
         subjects.into_iter().for_each(|(labels, subject)| self.push_known(labels, read(subject)));
     }
 
-    /// One series per subject and value of the last label.
+    /// Adds one series per subject and value of the last label.
     pub(super) fn by_name<S, L: Display, V: Into<SampleValue>, I: IntoIterator<Item = (L, Option<V>)>>(
         &mut self,
         subjects: impl IntoIterator<Item = (Labels, S)>,
@@ -183,8 +183,8 @@ impl Family {
         }
     }
 
-    /// Its samples by their labels; `None` without any. Of samples with equal labels the first stays: Prometheus
-    /// rejects a page with one duplicate series.
+    /// The family with its samples sorted by labels; `None` without any. Of samples with equal labels the first stays:
+    /// Prometheus rejects a page with one duplicate series.
     pub(super) fn ordered(mut self) -> Option<Self> {
         // Most come from maps in the order of their labels, and each once.
         if !self.samples.is_sorted_by(|one, other| one.labels < other.labels) {

@@ -30,7 +30,7 @@ pub(super) static GROUP: Group = Group {
             "Recovery action that the driver requests: one series per action.",
             |snapshot, family| {
                 family.by_name(devices(snapshot), |readings| {
-                    // A number that is not known is no state.
+                    // An unknown number is no state.
                     let wanted = recovery_action(slow(readings)?.recovery_action?)?;
                     Some(RECOVERY_ACTIONS.map(|action| (action, Some(action == wanted))))
                 });
@@ -72,9 +72,9 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// Labels have no UID, and of the pods of one name one has the series. Where the container has accounts of the device,
-/// these decide: `SeriesBudget` marks those of replaced pods. Without any, an account that is shown or a later XID of
-/// another pod of the name decides.
+/// Whether the XID's series is this container's: labels have no UID, so only one of the pods of one name has it. Where
+/// the container has accounts of the device, these decide: `SeriesBudget` marks those of replaced pods. Without any, an
+/// account that is shown or a later XID of another pod of the name decides.
 fn is_shown(snapshot: &Snapshot, xid: &ContainerXid) -> bool {
     let is_of_device = |account: &Account| account.gpu == xid.gpu && (xid.mig.is_none() || account.mig == xid.mig);
     let is_its = |account: &&Account| account.container == xid.container && is_of_device(account);

@@ -1,4 +1,4 @@
-//! The labels of samples, and what has them. In: a snapshot. Out: labels, each with what to read.
+//! The labels of samples, and the subjects that have them. In: a snapshot. Out: labels, each with its subject.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -24,7 +24,7 @@ impl Labels {
         self
     }
 
-    /// A label that does not apply is absent.
+    /// Adds the label, or none if its value is unknown or does not apply.
     #[must_use]
     pub fn and_known(self, name: &'static str, value: Option<impl Display>) -> Self {
         match value {
@@ -39,7 +39,7 @@ impl Labels {
         self
     }
 
-    /// With others before the label at this index.
+    /// These labels with others inserted before the one at `index`.
     pub fn insert_at(&self, index: usize, others: &Self) -> Self {
         let (before, after) = self.0.split_at(index);
         Self([before, &others.0, after].concat())

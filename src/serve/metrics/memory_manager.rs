@@ -1,4 +1,4 @@
-//! Memory of the node, as the memory manager's blocks have it.
+//! Memory of the node, by the blocks of the kubelet's memory manager.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::labels::Labels;
 use super::resources::{allocatable, allocations, numa_nodes};
 use crate::domain::model::{Allocations, MemoryBlock, Snapshot};
 
-/// `reserved` is absent where the kubelet lists more than it can have reserved.
+/// Adds allocatable and reserved bytes. `reserved` is absent where the kubelet lists more than it can have reserved.
 pub fn node_memory(snapshot: &Snapshot, family: &mut Family) {
     let Some(allocatable) = allocatable(snapshot) else { return };
     let total = by_type_and_numa(&allocatable.memory);
@@ -28,7 +28,7 @@ pub fn node_memory(snapshot: &Snapshot, family: &mut Family) {
     }
 }
 
-/// Containers' blocks are part of their pod's where the pod has its own.
+/// The reserved blocks. Where a pod has blocks, those of its containers are part of them and are skipped.
 fn reserved_blocks(allocations: &Allocations) -> impl Iterator<Item = &MemoryBlock> {
     allocations.pods.iter().flat_map(|pod| {
         let of_containers = pod.containers.iter().flat_map(|container| &container.memory);
@@ -57,7 +57,7 @@ pub fn memory_excess(snapshot: &Snapshot) -> BTreeMap<&str, u64> {
     excess
 }
 
-/// Of blocks that are one series.
+/// What the blocks of one series have in common.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryKind<'a> {
     memory_type: &'a str,

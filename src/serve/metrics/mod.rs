@@ -36,7 +36,7 @@ pub use page::{Format, write};
 use crate::domain::model::Snapshot;
 use family::Group;
 
-/// In the order of the page. A new group is a new file and a line here.
+/// The groups in the order of the page. A new group is a new file and a line here.
 static GROUPS: [&Group; 17] = [
     &resources::GROUP,
     &device_identity::GROUP,
@@ -62,7 +62,7 @@ pub fn families(snapshot: &Snapshot) -> impl Iterator<Item = Family> {
     sections(snapshot).flat_map(|(_, families)| families)
 }
 
-/// The same by section of the catalogue.
+/// Every family that has a sample, by section of the catalogue.
 pub fn sections(snapshot: &Snapshot) -> impl Iterator<Item = (&'static str, impl Iterator<Item = Family>)> {
     GROUPS.iter().map(|group| (group.section, group.each(snapshot)))
 }

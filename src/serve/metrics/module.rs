@@ -24,7 +24,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_module_power_watts",
             "Power drawn by a superchip module, with its CPU and its GPUs; contains podmeter_device_power_watts.",
             |snapshot, family| {
-                // Its GPUs read the same thing.
+                // All GPUs of a module read the same value.
                 let of_gpu =
                     |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid)?.fast.as_ref()?.value.module_power_watts;
                 of_each(snapshot, family, |_, gpus| gpus.iter().filter_map(|gpu| of_gpu(gpu)).reduce(f64::max));
@@ -34,7 +34,7 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// One series per module that has the value. `scope` is NVML's power scope, of which there is only this one here.
+/// Adds one series per module that has the value. `scope` is NVML's power scope, of which there is only this one here.
 fn of_each(snapshot: &Snapshot, family: &mut Family, value: impl Fn(&PciBusId, &[&Gpu]) -> Option<f64>) {
     for (module, gpus) in snapshot.hardware.inventory.modules() {
         family.push_known(Labels::new("module", module).and("scope", "module"), value(module, &gpus));

@@ -1,4 +1,4 @@
-//! The page of metrics in each format. prometheus-client writes it; the samples, their order and what is absent are ours.
+//! The page of metrics in each format. prometheus-client writes it; the samples and their order come from `family`.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -43,7 +43,7 @@ pub fn write(snapshot: &Snapshot, format: Format, to: &mut impl Write) -> io::Re
     Ok(0)
 }
 
-/// In a registry of its own: the library holds all messages of a registry at once.
+/// The bytes of one family. Each gets a registry, as the library keeps all messages of a registry in memory.
 fn encoded(family: Family, format: Format) -> Result<Vec<u8>, prometheus_protobuf::EncodeError> {
     let is_counter = family.descriptor.kind == MetricType::Counter;
     let mut registry = Registry::default();
@@ -63,7 +63,7 @@ fn encoded(family: Family, format: Format) -> Result<Vec<u8>, prometheus_protobu
     Ok(page.into_bytes())
 }
 
-/// A descriptor without samples would be written too: families have some.
+/// The library would also write a descriptor without samples: only families with samples get here.
 impl Collector for Family {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (name, kind) = match (self.descriptor.kind, self.descriptor.name.strip_suffix("_total")) {

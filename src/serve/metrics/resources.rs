@@ -190,7 +190,7 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// None until the kubelet has answered once.
+/// The allocations; none until the kubelet has answered once.
 pub(super) fn allocations(snapshot: &Snapshot) -> impl Iterator<Item = &Allocations> {
     snapshot.kubelet.allocations.as_deref().into_iter()
 }
@@ -222,7 +222,7 @@ fn drift(snapshot: &Snapshot, family: &mut Family) {
     let mut push = |resource: &ResourceName, drift: &'static str, count: usize| {
         family.push(Labels::new("resource", resource).and("drift", drift), count);
     };
-    // Of a resource of the bundled plugin it is known what is advertised: no need to infer it from the hardware.
+    // What the bundled plugin advertises is known: no need to infer it from the hardware.
     for drift in snapshot.drift.iter().filter(|drift| served(snapshot, &drift.resource).is_none()) {
         push(&drift.resource, "advertised_not_allocatable", drift.advertised_not_allocatable);
         push(&drift.resource, "allocatable_not_advertised", drift.allocatable_not_advertised);
@@ -268,7 +268,7 @@ pub(super) mod tests {
     #[test]
     fn the_shared_pool_excludes_exclusive_cpus() {
         let page = with(|allocations, _| {
-            // A container's own CPUs are a subset of its pod's: counted once.
+            // A container's CPUs are a subset of its pod's: counted once.
             let pod = allocations.pods.last_mut().unwrap();
             pod.containers[0].exclusive_cpus = [10].into_iter().collect();
         });

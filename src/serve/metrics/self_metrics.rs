@@ -151,7 +151,7 @@ fn collectors(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &SourceStatu
     all.map(|(name, collector)| (Labels::new("collector", name), collector))
 }
 
-/// One series per value of the metric's label.
+/// Adds one series per value of the metric's label.
 fn counted<N: Copy + Into<&'static str>>(family: &mut Family, counts: &BTreeMap<N, u64>) {
     family.by_name([(Labels::default(), counts)], |counts| Some(named(counts)));
 }

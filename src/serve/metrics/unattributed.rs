@@ -51,7 +51,7 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// Of each GPU that the driver lists.
+/// The unattributed use of each GPU that the driver lists.
 fn by_gpu(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Unattributed)> {
     let gpus = &snapshot.hardware.inventory.gpus;
     snapshot.unattributed.iter().filter_map(|one| Some((of_device(gpus.get(&one.gpu)?), one)))

@@ -1,4 +1,4 @@
-//! Who may use a listener: TLS, then passwords, as the web configuration has them.
+//! Who may use a listener: TLS, then passwords, as the web configuration requires them.
 //!
 //! In: a connection or a request. Out: the same once it is permitted, or the response that refuses it.
 
@@ -27,11 +27,11 @@ use super::responses::refuse;
 use crate::clock::Clock;
 use crate::domain::model::Monotonic;
 
-/// After a wrong password no hash is computed for this many times the time that it took: guessing uses a quarter of a
+/// After a wrong password no hash is computed for this many times its computing time: guessing uses a quarter of a
 /// core.
 const PAUSE_FACTOR: u32 = 3;
 
-/// What the web configuration puts before the routes: TLS, passwords; and headers that every response gets.
+/// Applies the web configuration before the routes: TLS, passwords, and headers that every response gets.
 pub struct AccessControl {
     config: WatchedConfig,
     authenticator: Authenticator,
@@ -69,15 +69,15 @@ impl AccessControl {
             ([(WWW_AUTHENTICATE, "Basic")], refuse(request.uri(), StatusCode::UNAUTHORIZED, reason)).into_response()
         };
         for (name, value) in &config.headers {
-            // The page sets its own policy, which names its script and style.
+            // The page sets a policy itself, which names its script and style.
             response.headers_mut().entry(name.clone()).or_insert_with(|| value.clone());
         }
         response
     }
 }
 
-/// Checks passwords. A bcrypt hash takes tens of milliseconds by design, so one is computed at a time, outside the
-/// runtime, and right passwords are kept: under an HMAC with a key made at the start, never the password itself.
+/// Checks passwords. A bcrypt hash takes tens of milliseconds by design, so one is computed at a time, on a blocking
+/// thread, and accepted passwords are remembered: as an HMAC with a key made at the start, never the password itself.
 struct Authenticator {
     key: hmac::Key,
     clock: Clock,
@@ -89,7 +89,7 @@ type Digest = [u8; 32];
 
 #[derive(Default)]
 struct Remembered {
-    /// By user.
+    /// The digest of each user's accepted credentials.
     accepted: BTreeMap<String, Digest>,
     paused_until: Monotonic,
 }
@@ -148,7 +148,7 @@ impl Authenticator {
 
     fn digest(&self, user: &[u8], hash: &str, password: &[u8]) -> Digest {
         let mut context = hmac::Context::with_key(&self.key);
-        // With their lengths, so that no two different inputs give the same bytes.
+        // The lengths are hashed too, so that no two different inputs give the same bytes.
         for part in [user, hash.as_bytes(), password] {
             context.update(&part.len().to_le_bytes());
             context.update(part);
@@ -156,13 +156,13 @@ impl Authenticator {
         context.sign().as_ref().try_into().expect("SHA-256 has 32 bytes")
     }
 
-    /// Digests are keyed, so the time of a comparison reveals nothing about a password.
+    /// Whether these credentials were accepted before. Digests are keyed: the time of a comparison reveals nothing.
     fn is_known(&self, user: Option<&String>, digest: &Digest) -> bool {
         user.is_some_and(|user| self.remembered.lock().accepted.get(user) == Some(digest))
     }
 }
 
-/// `Basic` and base64 of `user:password`.
+/// User and password of `Basic` and base64 of `user:password`.
 fn credentials(value: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
     let (scheme, rest) = value.as_bytes().split_at_checked(6)?;
     if !scheme.eq_ignore_ascii_case(b"Basic ") {
@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    /// "right", at the lowest cost.
+    /// A user whose password is "right", hashed at the lowest cost.
     fn users() -> BTreeMap<String, String> {
         BTreeMap::from([("alice".to_owned(), bcrypt::hash("right", 4).unwrap())])
     }

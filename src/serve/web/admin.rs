@@ -1,6 +1,6 @@
 //! The commands of the admin socket.
 //!
-//! In: a POST. Out: the result as JSON, once the agent has carried it out. Does not use: how that is done.
+//! In: a POST. Out: the result as JSON, once the agent has executed the command.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub type AdminCommand<In, Out> =
 /// The commands of the admin socket.
 #[derive(Clone)]
 pub struct Admin {
-    /// `None` without a driver.
+    /// The driver's commands; `None` without a driver.
     pub driver: Option<DriverCommands>,
     /// Executes an order about a device; completes when the resulting health is published.
     pub order: AdminCommand<OperatorOrder, OrderOutcome>,
@@ -42,7 +42,7 @@ pub struct Admin {
 pub struct DriverCommands {
     /// Closes the driver for this time; completes within 30 s.
     pub release: AdminCommand<Duration, Released>,
-    /// Opens it again; completes before it is open.
+    /// Starts to open it again; completes before it is open.
     pub resume: AdminCommand<(), ()>,
 }
 
@@ -52,7 +52,7 @@ pub struct DriverCommands {
 struct MarkRequest {
     device: String,
     reason: String,
-    /// `1h 30m`
+    /// How long the mark lasts, such as `1h 30m`.
     #[serde(default, with = "humantime_serde")]
     expiry: Option<Duration>,
 }
@@ -117,7 +117,7 @@ async fn execute(admin: &Admin, order: OperatorOrder) -> Result<Response, Respon
     Ok(done(&outcome))
 }
 
-/// Nothing, or `{"for": "10m"}`.
+/// The duration of a release: the body is empty, or `{"for": "10m"}`.
 fn duration(body: &[u8]) -> Result<Duration, String> {
     let body = if body.is_empty() { b"{}" } else { body };
     let ReleaseRequest { duration } = parsed(body, r#"nothing, or {"for": "10m"}"#)?;

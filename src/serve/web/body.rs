@@ -1,6 +1,6 @@
-//! Response bodies: those of metrics, page, node and history in memory once for all clients, long ones as gzip, and given
-//! to a connection in pieces. So a client that reads slowly has no page of its own; with tower-http's compression it would, for
-//! each page that it leaves unread.
+//! Response bodies: those of metrics, page, node and history are in memory once for all clients, long ones as gzip, and
+//! are given to a connection in pieces. So a client that reads slowly has no copy of a page; with tower-http's
+//! compression it would have one of each page that it leaves unread.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -37,13 +37,13 @@ pub(super) enum Coding {
 #[derive(Clone, Debug)]
 pub(super) struct StoredBody {
     bytes: Bytes,
-    /// Kept as gzip, and unpacked for each client: a long body for clients that do not accept gzip.
+    /// Whether it is kept as gzip and unpacked for each client: a long body for clients that do not accept gzip.
     unpacks: bool,
-    /// As clients get it.
+    /// The length in bytes that clients get.
     length: usize,
 }
 
-/// Takes the bytes of a body, for clients that accept the coding.
+/// Collects the bytes of a body, for clients that accept the coding.
 pub(super) struct BodyWriter {
     coding: Coding,
     plain: Vec<u8>,
@@ -60,7 +60,7 @@ pub(super) enum BodyKey {
     History(Monotonic),
 }
 
-/// Bodies that several clients get, until the next snapshot: `streams::follow` forgets them.
+/// The bodies that several clients get, until the next snapshot: `streams::follow` forgets them.
 #[derive(Clone, Default)]
 pub struct CachedBodies(Arc<Mutex<BTreeMap<BodyKey, Arc<OnceCell<StoredBody>>>>>);
 
@@ -77,7 +77,7 @@ impl BodyWriter {
     }
 }
 
-/// At the lowest level: pages are repetitive enough, and CPU time matters more.
+/// Compresses at the lowest level: pages are repetitive enough, and CPU time matters more.
 fn encoder() -> BufWriter<GzEncoder<Vec<u8>>> {
     BufWriter::new(GzEncoder::new(vec![], Compression::fast()))
 }
@@ -114,7 +114,7 @@ impl StoredBody {
     }
 }
 
-/// Reads memory, or unpacks it.
+/// The pieces of a body that is read from memory, or unpacked.
 pub(super) fn pieces(mut source: impl Read + Send) -> impl Iterator<Item = Bytes> + Send {
     std::iter::from_fn(move || {
         let mut piece = Vec::with_capacity(PIECE_BYTES);
@@ -132,8 +132,8 @@ impl IntoResponse for StoredBody {
 }
 
 impl CachedBodies {
-    /// Makes it on a blocking thread, once for all requests meanwhile, also where the first client disconnects. An error
-    /// where `make` panicked.
+    /// The body of this key, made on a blocking thread once for all requests meanwhile, also where the first client
+    /// disconnects. An error where `make` panicked.
     pub(super) async fn get(
         &self,
         key: BodyKey,

@@ -14,14 +14,14 @@ use tokio::time::Sleep;
 /// What the clients of one listener may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Open at once. Further clients wait until one is closed.
+    /// The most that are open at once. Further clients wait until one is closed.
     pub connections: usize,
-    /// For the head of a request, and for the next request on a kept connection.
+    /// The limit for the head of a request, and for the next request on a kept connection.
     pub read_timeout: Duration,
-    /// For each part of a response, about `header_bytes`, from the first time that the client does not take it as fast as
-    /// it is sent.
+    /// The limit for each part of a response, about `header_bytes`, from the first time that the client does not take
+    /// it as fast as it is sent.
     pub write_timeout: Duration,
-    /// Of the head of a request. hyper flushes a response in parts of about this size, too.
+    /// The most bytes in the head of a request. hyper flushes a response in parts of about this size, too.
     pub header_bytes: usize,
 }
 
@@ -83,8 +83,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         self.timed(context, outcome)
     }
 
-    /// hyper flushes its buffer when it is full, and at the end of what a response has so far. Only when the flush is
-    /// ready, the deadline is reset, so that taking a byte now and then does not help.
+    /// hyper flushes its buffer when it is full, and at the end of what a response has so far. Only a completed flush
+    /// resets the deadline, so that a client cannot extend it by taking a byte now and then.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_flush(context);
         if outcome.is_ready() {

@@ -12,9 +12,9 @@ use flate2::{Compression, Crc};
 
 use super::body::{Coding, pieces};
 
-/// RFC 1952: deflate, no name or time, an unknown system.
+/// The gzip header of RFC 1952: deflate, no name or time, an unknown system.
 const GZIP_HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
-/// RFC 1951: an empty last block.
+/// An empty last block of RFC 1951.
 const LAST_BLOCK: [u8; 2] = [3, 0];
 
 /// The text of one event, as deflate blocks of which none is the last.
@@ -44,7 +44,7 @@ impl EventBody {
 }
 
 impl EventWriter {
-    /// With the first bytes of the response.
+    /// A writer, and the first bytes of the response.
     pub fn new(coding: Coding) -> (Self, Bytes) {
         let head = if coding == Coding::Gzip { &GZIP_HEADER[..] } else { &[] };
         (Self { coding, sum: Crc::new() }, Bytes::from_static(head))

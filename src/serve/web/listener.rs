@@ -15,14 +15,14 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
 use super::connections::ClientStream;
 
-/// Bytes of a response that the client has not taken yet: the metrics of a large node. The kernel doubles the number.
+/// The send buffer, for bytes that the client has not taken yet: the metrics of a large node. The kernel doubles it.
 pub(super) const SEND_BYTES: u32 = 256 * 1024;
-/// Bytes of requests that are not read yet: more than the longest head.
+/// The receive buffer, for bytes of requests that are not read yet: more than the longest head.
 const RECEIVE_BYTES: u32 = 64 * 1024;
-/// Connections that wait to be accepted.
+/// The most connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
 
-/// Between two checks whether another process still listens on a socket.
+/// The pause between two checks whether another process still listens on a socket.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Where to listen: `0.0.0.0:9410`, `[::]:9410`, or `unix:PATH`.
@@ -61,7 +61,7 @@ pub enum Purpose {
 pub struct Listener {
     socket: Socket,
     pub purpose: Purpose,
-    /// With the actual port where it was given as zero.
+    /// The bound address, with the actual port where it was given as zero.
     pub address: ListenAddress,
 }
 
@@ -124,7 +124,7 @@ async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Socket, BindError> {
     let directory = path.parent().unwrap_or(Path::new(""));
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
     remove_stale_socket(path).await?;
-    // Under another name until it listens: what does not listen is a stale socket.
+    // It has another name until it listens: another agent would remove a socket that does not listen as stale.
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}", std::process::id()));
     let temporary = PathBuf::from(temporary);
@@ -148,8 +148,8 @@ fn bound_unix(path: &Path, purpose: Purpose) -> io::Result<UnixSocket> {
     Ok(socket)
 }
 
-/// As `TcpListener::bind`, with buffers that the kernel does not grow: a client that takes no responses could otherwise
-/// fill 4 MiB of memory charged to the agent, and one that sends requests faster than it reads 6 more.
+/// Binds as `TcpListener::bind` does, with buffers that the kernel does not grow: a client that takes no responses
+/// could otherwise fill 4 MiB of memory charged to the agent, and one that sends requests faster than it reads 6 more.
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     impl Listener {
-        /// Always readable, and not listening.
+        /// A listener whose `accept` always fails: its socket is readable and does not listen.
         pub(in crate::serve::web) fn failing() -> Self {
             let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
             socket.set_nonblocking(true).unwrap();
@@ -256,7 +256,7 @@ mod tests {
         Listener::bind(&ListenAddress::Unix(path.to_owned()), Purpose::Admin).await
     }
 
-    /// As after a kill.
+    /// Leaves the socket's file, as a killed process does.
     fn drop_without_file(listener: Listener) {
         let Socket::Unix { listener: socket, _file: file } = listener.socket else { panic!("a unix listener") };
         drop(socket);

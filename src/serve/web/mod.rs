@@ -1,9 +1,10 @@
 //! HTTP: the metrics, the live page, the snapshot as JSON, the last minutes, health and readiness.
 //!
 //! Inputs: listeners, the latest `Snapshot`, the governance record and the journal's allocations, two checks of the agent
-//! (healthy, ready) and its commands (release, resume, mark, unmark, clear-faults). Outputs: responses and event streams. Does not use:
-//! the kubelet, drivers. No route changes anything except the count of scrapes, and the commands on the admin socket. A request for metrics
-//! or the snapshot waits for no disk; allocations wait for the journal, passwords for their check.
+//! (healthy, ready) and its commands (release, resume, mark, unmark, clear-faults). Outputs: responses and event
+//! streams. Does not use: the kubelet, drivers. No route changes anything except the count of scrapes, and the commands
+//! on the admin socket. A request for metrics or the snapshot waits for no disk; allocations wait for the journal,
+//! passwords for their check.
 
 mod access;
 mod admin;

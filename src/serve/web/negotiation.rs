@@ -1,5 +1,5 @@
-//! Which format and coding a response has, by `Accept` and `Accept-Encoding`. Both headers are untrusted: invalid parts
-//! are ignored.
+//! Chooses the format and coding of a response by `Accept` and `Accept-Encoding`. Both headers are untrusted: invalid
+//! parts are ignored.
 
 use axum::http::HeaderMap;
 use axum::http::header::{ACCEPT, ACCEPT_ENCODING, HeaderName};
@@ -45,7 +45,7 @@ pub(super) const fn content_type(format: Format) -> &'static str {
     }
 }
 
-/// gzip where it is accepted.
+/// The coding of the response: gzip where it is accepted.
 pub(super) fn coding(headers: &HeaderMap) -> Coding {
     let accepts_gzip = |element: &str| {
         let (name, parameter) = element.split_once(';').unwrap_or((element, "q=1"));
@@ -54,7 +54,7 @@ pub(super) fn coding(headers: &HeaderMap) -> Coding {
     if elements(headers, &ACCEPT_ENCODING).any(accepts_gzip) { Coding::Gzip } else { Coding::Identity }
 }
 
-/// 0 where it is not a number.
+/// The value of `q`; 0 where it is not a number.
 fn weight(text: Option<&str>) -> f64 {
     text.map_or(1.0, |text| text.parse().unwrap_or(0.0))
 }

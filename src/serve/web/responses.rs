@@ -1,4 +1,4 @@
-//! Short responses that several routes have: texts, and problems of the API as RFC 9457 has them.
+//! Short responses that several routes have: texts, and the API's problem details (RFC 9457).
 
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{StatusCode, Uri};
@@ -20,7 +20,7 @@ pub(super) fn text(status: StatusCode, line: &str) -> Response {
     (status, headers, format!("{line}\n")).into_response()
 }
 
-/// RFC 9457.
+/// An error response with problem details (RFC 9457).
 pub(super) fn api_problem(status: StatusCode, detail: &str) -> Response {
     let body = serde_json::json!({
         "type": "about:blank",

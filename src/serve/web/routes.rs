@@ -28,11 +28,11 @@ use super::{negotiation, streams};
 use crate::serve::api::{HistoryResponse, NodeCondition, NodeResponse};
 use crate::serve::metrics::{self, Format};
 
-/// Reads of the journal at once, for all clients together: each has some megabytes and waits for the disk on a blocking
-/// thread (`server`).
+/// Limits simultaneous reads of the journal, for all clients together: each has some megabytes and waits for the disk
+/// on a blocking thread (`server`).
 pub(super) static JOURNAL_READS: Semaphore = Semaphore::const_new(2);
 
-/// Those for clients. `/detail` and `/live` are requested by the page's links and script only.
+/// The routes for clients. Only the page's links and script request `/detail` and `/live`.
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/health  /api/v1/record  /api/v1/allocations  \
                       /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
 
@@ -81,7 +81,7 @@ async fn metrics(
     Ok(response)
 }
 
-/// Text 0.0.4 only, as dcgm-exporter: its counters have no valid names in the other formats.
+/// Serves text 0.0.4 only, as dcgm-exporter does: its counters have no valid names in the other formats.
 async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Result<Response, Response> {
     let generation = match uri.query().filter(|query| !query.is_empty()) {
         None => Some(state.dcgm_generation),
@@ -112,7 +112,7 @@ async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) 
     Ok(response)
 }
 
-/// One warning for each format, until its pages have all allocations again.
+/// Logs one warning for each format, until its pages have all allocations again.
 fn warn_of_dropped(format: Format, allocations: usize) {
     static DROPPED: Mutex<BTreeSet<Format>> = Mutex::new(BTreeSet::new());
     let mut dropped = DROPPED.lock();
@@ -123,7 +123,7 @@ fn warn_of_dropped(format: Format, allocations: usize) {
     }
 }
 
-/// On a blocking thread. A panic is a defect, reported to the client.
+/// Calls `make` on a blocking thread. A panic is a defect, reported to the client.
 async fn rendered<T: Send + 'static>(uri: &Uri, make: impl FnOnce() -> T + Send + 'static) -> Result<T, Response> {
     tokio::task::spawn_blocking(make).await.map_err(|problem| defect(uri, &problem))
 }
@@ -146,7 +146,7 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
         not_ready: not_ready.clone(),
         view: view.clone(),
     };
-    // Others are as many as clients think of.
+    // The number of other views is not limited.
     let is_cached = view.filter.is_empty() && view.from == 0;
     let page = move || {
         StoredBody::from_text(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole())

@@ -16,7 +16,7 @@ pub struct Scrapes {
 }
 
 impl Scrapes {
-    /// Of `/metrics` and `/metrics/dcgm`, by GET or HEAD.
+    /// Records the duration of a GET or HEAD of `/metrics` or `/metrics/dcgm`.
     pub fn record_duration(&self, duration: Duration) {
         self.durations.lock().observe(duration);
     }
@@ -25,7 +25,7 @@ impl Scrapes {
         self.durations.lock().clone()
     }
 
-    /// Of `/metrics`, by GET: only these have the counters of containers.
+    /// Counts a GET of `/metrics`: only its response has the counters of containers.
     pub fn count_scrape(&self) {
         self.count.inc();
     }

@@ -31,20 +31,20 @@ use super::state::{ByAdminSocket, WebState};
 use super::{Listener, admin, streams};
 use crate::tasks::{self, NoThread, Tasks};
 
-/// For the TLS handshake, and then for the first request: silent connections keep out others.
+/// The limit for the TLS handshake, and then for the first request: silent connections take the place of others.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// After this time a connection is closed, once the response in progress is sent.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// For that response.
+/// The limit for that response.
 const LAST_RESPONSE: Duration = Duration::from_secs(30);
-/// For requests in progress at shutdown; the agent ends within five seconds.
+/// The limit for requests in progress at shutdown; the agent ends within five seconds.
 const GRACE: Duration = Duration::from_secs(3);
-/// The probe listener has a kubelet as its only client.
+/// The connections of the probe listener, whose only client is a kubelet.
 const PROBE_CONNECTIONS: usize = 8;
-/// Whatever the number of clients: two may wait for the journal's disk, one for the web configuration's, and one may hash
-/// a password. Two always render.
+/// Enough for any number of clients: two may wait for the journal's disk, one for the web configuration's, and one may
+/// hash a password. Two are always left to render.
 const BLOCKING_THREADS: usize = 6;
-/// After a failed accept; usually file descriptors are missing.
+/// The pause after a failed accept; usually there is no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// How the servers run.
@@ -52,7 +52,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 pub struct ServerSettings {
     /// For `Public` listeners; the admin socket and the probe listener do not use it.
     pub web_config: Option<WatchedConfig>,
-    /// For each listener.
+    /// The limits of each listener.
     pub limits: Limits,
     /// An admin socket on which another process listens. It is served when that process has ended.
     pub awaited: Option<ListenAddress>,
@@ -61,12 +61,12 @@ pub struct ServerSettings {
 /// The threads of the web server: no request delays the rest of the agent, such as an answer to the kubelet.
 pub struct WebThreads {
     runtime: Handle,
-    /// Dropped, it ends them.
+    /// Ends the threads when it is dropped.
     _end: oneshot::Sender<()>,
 }
 
 impl WebThreads {
-    /// One thread for connections, and a few for what takes long or waits for a disk.
+    /// Starts one thread for connections, and a few for what takes long or waits for a disk.
     pub fn start() -> Result<Self, NoThread> {
         let (send, started) = std::sync::mpsc::channel();
         let (end, ended) = oneshot::channel();
@@ -84,7 +84,7 @@ impl WebThreads {
         Ok(Self { runtime, _end: end })
     }
 
-    /// What is spawned until the guard is dropped runs on these threads.
+    /// Makes what is spawned until the guard is dropped run on these threads.
     pub fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }
@@ -167,7 +167,7 @@ struct ConnectionHandler {
     limits: Limits,
 }
 
-/// In place of `axum::serve`, which has no limit of connections, of a head's size and time, or of a connection's age.
+/// Accepts connections in place of `axum::serve`, which limits neither their number and age nor a head's size and time.
 async fn accept(listener: Listener, handler: ConnectionHandler, mut stopping: watch::Receiver<bool>) {
     let (mut connections, limit) = (JoinSet::new(), handler.limits.connections);
     let (mut reached, mut failing) = (false, false);
@@ -267,7 +267,7 @@ async fn serve_connection(
             let last_response = tokio::time::timeout(LAST_RESPONSE, connection);
             tokio::select! {
                 ended = last_response => ended.unwrap_or(Ok(())),
-                // A stream of events would not end. At shutdown it is ended by itself.
+                // A stream of events would not end. At shutdown `EventStreams::close` ends it.
                 () = until_set(streams), if !*stopping.borrow() => Ok(()),
             }
         }
@@ -278,14 +278,14 @@ async fn serve_connection(
     }
 }
 
-/// Never returns once a request was received.
+/// Completes when no request is received in time, and never once one was received.
 async fn no_request_in_time(requested: watch::Receiver<bool>) {
     if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, until_set(requested)).await.is_ok() {
         std::future::pending::<()>().await;
     }
 }
 
-/// As is `requested` by the first request, which a client may be sending.
+/// Waits until the flag is set, or its sender is dropped.
 async fn until_set(mut flag: watch::Receiver<bool>) {
     // An error is the end of the connection.
     let _ = flag.wait_for(|is_set| *is_set).await;
@@ -309,7 +309,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes that a client receives whose response takes so long, and when the connection is closed.
+    /// What a client receives whose response takes this long, and when the connection is closed.
     async fn received(takes: Duration) -> (String, Duration) {
         let respond = move || async move {
             tokio::time::sleep(takes).await;

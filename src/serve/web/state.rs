@@ -1,4 +1,4 @@
-//! What the routes read, and the commands that they pass on.
+//! What the routes read, and the commands that they call.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::serve::metrics::dcgm::Generation;
 /// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
 pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// In which form a governance record is requested.
+/// The form in which a governance record is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GovernanceRequest {
-    /// YAML instead of JSON.
+    /// Whether the response is YAML instead of JSON.
     pub yaml: bool,
-    /// Over a socket that its owner alone can open.
+    /// Whether the request came over the admin socket.
     pub is_admin: bool,
 }
 
@@ -29,7 +29,7 @@ pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<S
 /// reads files, so it is called on blocking threads.
 pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Vec<u8>, String> + Send + Sync>;
 
-/// Has these GPUs read each second, and no others. False: it must be repeated.
+/// Sets the GPUs that are read each second. Returns false if the call must be repeated.
 pub type WatchGpus = Arc<dyn Fn(BTreeSet<GpuUuid>) -> bool + Send + Sync>;
 
 /// Marks requests over the admin socket.
@@ -40,15 +40,15 @@ pub(super) struct ByAdminSocket;
 #[derive(Clone)]
 pub struct WebState {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
-    /// Of `/metrics/dcgm` without a query.
+    /// The generation of `/metrics/dcgm` without a query.
     pub dcgm_generation: Generation,
-    /// To which rows of the page link.
+    /// The Grafana that rows of the page link to.
     pub grafana_url: Option<GrafanaUrl>,
     pub scrapes: Scrapes,
     pub clock: Clock,
-    /// Snapshots are published, and the driver's library does not hang while it is loaded; independent of any GPU.
+    /// Succeeds while snapshots are published and loading the driver's library does not hang; independent of any GPU.
     pub healthy: Probe,
-    /// The kubelet, the devices and each resource of the plugin have an outcome.
+    /// Succeeds once the kubelet, the devices and each resource of the plugin have an outcome.
     pub ready: Probe,
     pub governance: GovernanceSource,
     pub allocations: AllocationSource,
@@ -57,7 +57,7 @@ pub struct WebState {
     pub watch: WatchGpus,
     /// The history of the last minutes, and the event streams.
     pub streams: EventStreams,
-    /// One for all servers.
+    /// The cached bodies, shared by all servers.
     pub cached_bodies: CachedBodies,
 }
 

@@ -27,11 +27,11 @@ use crate::domain::history::NodeHistory;
 use crate::domain::model::{GpuUuid, Monotonic, Snapshot};
 use crate::serve::api::NodeResponse;
 
-/// Least time between two events. Less than a second, or a snapshot a second would give an event every other second.
+/// The least time between two events. It is below a second: else a snapshot a second would give an event every two.
 const EVENT_INTERVAL: Duration = Duration::from_millis(900);
 /// How long a request of `/api/v1/node` counts as watching: longer than the usual interval of `top`.
 const READER_STAYS: Duration = Duration::from_secs(5);
-/// When a client that lost its connection connects again.
+/// Makes a client that lost its connection connect again after a second.
 const RETRY: &str = "retry: 1000\n\n";
 
 /// The history and the event streams: one of snapshots, and one of the page for each view. One for all servers.
@@ -40,16 +40,16 @@ pub struct EventStreams(Arc<Streams>);
 
 #[derive(Default)]
 struct Streams {
-    /// Renderers have an immutable copy: none holds the lock.
+    /// The history; renderers take an immutable copy, so that none holds the lock.
     history: Mutex<Arc<NodeHistory>>,
     feeds: Mutex<Feeds>,
     /// Until when GPUs are watched by a program that reads `/api/v1/node` again and again, as `top` does.
     read_until: Mutex<Monotonic>,
-    /// A subscriber of a feed without an event gets one at once.
+    /// Wakes `follow` for a new subscriber of a feed without an event, or a new reader.
     subscribed: Notify,
 }
 
-/// Those with subscribers, which are bounded by the connections.
+/// The feeds with subscribers; the limit of connections bounds their number.
 #[derive(Default)]
 struct Feeds {
     by_content: BTreeMap<Content, Arc<Feed>>,
@@ -62,7 +62,7 @@ enum Content {
     Page(View),
 }
 
-/// Only the last event is kept: a slow reader misses some, and none accumulate.
+/// The last event of a feed: a slow reader misses some, and none accumulate.
 type Feed = watch::Sender<Frame>;
 
 #[derive(Clone, Default)]
@@ -74,15 +74,15 @@ enum Frame {
 }
 
 struct FeedEvent {
-    /// Of its feed, from 0.
+    /// The number of the event in its feed, from 0.
     number: u64,
     whole: LazyBody,
-    /// For those that have the event before.
+    /// What changed, for subscribers that have the event before.
     change: Option<EventBody>,
     parts: PartHashes,
 }
 
-/// Compressed when it is first read: only new subscribers, and those that missed an event, read the whole of a page.
+/// A body, compressed when first read: only new subscribers and those that missed an event read a whole page.
 type LazyBody = LazyLock<EventBody, Box<dyn FnOnce() -> EventBody + Send>>;
 
 fn lazy_body(text: String) -> LazyBody {
@@ -134,7 +134,7 @@ impl EventStreams {
         response
     }
 
-    /// Somebody reads the snapshot, and will probably do so again.
+    /// Makes the GPUs watched for a while: a program that has read the snapshot will probably do so again.
     pub(super) fn record_reader(&self, now: Monotonic) {
         let until = std::mem::replace(&mut *self.0.read_until.lock(), now + READER_STAYS);
         if until <= now {
@@ -142,7 +142,7 @@ impl EventStreams {
         }
     }
 
-    /// The GPUs that live pages show, or that other readers have.
+    /// The GPUs that live pages show; all while the node's snapshot is read.
     fn watched(&self, state: &WebState, snapshot: &Snapshot) -> BTreeSet<GpuUuid> {
         let is_read = snapshot.at.monotonic < *self.0.read_until.lock();
         let contents: Vec<Content> = self.0.feeds.lock().by_content.keys().cloned().collect();
@@ -150,7 +150,7 @@ impl EventStreams {
         contents.flat_map(|content| content.gpus(state, snapshot)).collect()
     }
 
-    /// Forgets those without subscribers. `is_due`: all others get an event, else those that have none.
+    /// The feeds that get an event: with `is_due` all, else those without an event. Removes those without subscribers.
     fn due(&self, is_due: bool) -> Vec<(Content, Arc<Feed>)> {
         let mut feeds = self.0.feeds.lock();
         feeds.by_content.retain(|_, feed| feed.receiver_count() > 0);
@@ -175,7 +175,7 @@ impl Content {
 struct Subscriber {
     frames: watch::Receiver<Frame>,
     writer: EventWriter,
-    /// The number of the event that it has.
+    /// The number of the last event that it got.
     last: Option<u64>,
     has_ended: bool,
 }
@@ -243,7 +243,7 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>, due: Vec<(Co
         for (content, feed) in due {
             let last = if let Frame::Event(last) = &*feed.borrow() { Some(Arc::clone(last)) } else { None };
             let event = Arc::new(encode(&state, &snapshot, content, last.as_deref()));
-            // Not after the end.
+            // No event follows the end.
             feed.send_if_modified(|frame| {
                 let is_open = !matches!(frame, Frame::End);
                 if is_open {
@@ -281,7 +281,8 @@ fn encode(state: &WebState, snapshot: &Snapshot, content: Content, last: Option<
     event
 }
 
-/// Per <https://html.spec.whatwg.org/multipage/server-sent-events.html>: a line of data for each line of the text.
+/// An event with a line of data for each line of the text, per
+/// <https://html.spec.whatwg.org/multipage/server-sent-events.html>.
 fn event(name: &str, id: u64, text: &str) -> String {
     let mut event = format!("event: {name}\nid: {id}\n");
     for line in text.split(['\n', '\r']) {
@@ -293,12 +294,12 @@ fn event(name: &str, id: u64, text: &str) -> String {
     event
 }
 
-/// `/api/v1/stream`: the whole snapshot, as in `/api/v1/node`.
+/// Serves `/api/v1/stream`: the whole snapshot, as in `/api/v1/node`.
 pub(super) async fn node_events(State(state): State<WebState>, headers: HeaderMap) -> Response {
     state.streams.subscribe(Content::Node, &headers)
 }
 
-/// `/live`: the part of the page that changes, in the view of the query.
+/// Serves `/live`: the part of the page that changes, in the view of the query.
 pub(super) async fn page_events(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Response {
     match View::parse(uri.query().unwrap_or_default()) {
         Ok(view) => state.streams.subscribe(Content::Page(view), &headers),

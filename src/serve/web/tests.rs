@@ -109,7 +109,7 @@ pub(super) fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
     }
 }
 
-/// Releases for any time except 13 s; resumes; marks and unmarks GPU-1.
+/// Fake commands: the driver is released for any time except 13 s; marks are accepted for GPU-1 only.
 fn admin() -> Admin {
     let driver = DriverCommands {
         release: Arc::new(|duration| {

@@ -45,8 +45,8 @@ static DROPPED: Descriptor = Descriptor {
     help: "Allocations without series on this page: over the series limit, the youngest.",
 };
 
-/// Each family of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`. Returns how many
-/// accounts are left off, as the series of their slots would be over the limit.
+/// Makes each family of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`. Returns how many
+/// accounts are left off because the series of their slots would be over the limit.
 pub(super) fn each_family(
     snapshot: &Snapshot,
     generation: Generation,

@@ -13,9 +13,9 @@ use crate::serve::metrics::family::Descriptor;
 /// One metric of dcgm-exporter in both generations.
 pub struct DcgmName {
     pub(super) row: DcgmRow,
-    /// Of 4.8 and of 4.9.
+    /// The descriptors of 4.8 and of 4.9.
     pub(super) descriptors: [Descriptor; 2],
-    /// Where 4.9 has the base unit in place of another.
+    /// The unit of 4.8, where 4.9 has the base unit instead.
     unit: Option<Unit>,
 }
 
@@ -26,14 +26,14 @@ pub(super) struct DcgmRow {
     old: &'static str,
     #[serde(rename = "4.9")]
     new: &'static str,
-    /// Of the old name; none for a plain number.
+    /// The unit of the old name; empty for a plain number.
     #[serde(default)]
     unit: &'static str,
-    /// `counter`, where it is no gauge.
+    /// `counter`; empty for a gauge.
     #[serde(rename = "type", default)]
     kind: &'static str,
     help: &'static str,
-    /// Where the unit is another.
+    /// The HELP text of 4.9, where its unit differs.
     #[serde(rename = "help_4.9", default)]
     help_new: &'static str,
     pub(super) source: Option<ValueSource>,
@@ -51,9 +51,9 @@ struct Table {
     metrics: Vec<DcgmRow>,
 }
 
-/// The table as it is written. `not_served`: why the page does not have it; `difference`: how podmeter's query differs.
-/// `labels`: what dcgm-exporter writes as a label on every series; those that are not served change the identity of every
-/// series for what hardly ever changes.
+/// The JSON of the table. `not_served`: why the page lacks a metric; `difference`: how podmeter's query differs.
+/// `labels`: fields that dcgm-exporter writes as labels on every series; podmeter does not write those that would
+/// change the identity of every series for what hardly ever changes.
 pub const TABLE: &str = include_str!("names.json");
 
 static NAMES: LazyLock<Vec<DcgmName>> = LazyLock::new(|| {
@@ -75,12 +75,12 @@ impl DcgmName {
         Self { descriptors: [descriptor(row.old, row.help), descriptor(row.new, help)], row, unit }
     }
 
-    /// Up to 4.8.
+    /// The name up to 4.8.
     pub const fn old_name(&self) -> &'static str {
         self.row.old
     }
 
-    /// From 4.9 on.
+    /// The name from 4.9 on.
     pub const fn new_name(&self) -> &'static str {
         self.row.new
     }
@@ -90,7 +90,7 @@ impl DcgmName {
         self.row.old == self.row.new
     }
 
-    /// In a generation, and what values in base units are multiplied by.
+    /// The descriptor in a generation, and the factor for values in base units.
     pub(super) fn in_generation(&'static self, generation: Generation) -> (&'static Descriptor, f64) {
         match generation {
             Generation::New => (&self.descriptors[1], 1.0),

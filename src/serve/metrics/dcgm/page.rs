@@ -1,8 +1,8 @@
 //! The series of `/metrics/dcgm`: each value with the labels of the device and of its holders.
 //!
 //! As in dcgm-exporter, a GPU that has GPU instances is on the page as these, with its values in each of them, and a value
-//! of a shared device is repeated for each slot that a container holds. Where a device is not used by one container alone,
-//! utilization and memory in use are each container's own, beside the device's without a pod.
+//! of a shared device is repeated for each slot that a container holds. Where a device is not used by one container
+//! alone, each container has its part of utilization and memory in use, beside the device's value without a pod.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ pub struct DcgmValue {
     device: usize,
     /// Labels beside the device's.
     more: Labels,
-    /// In base units. `None`: only its holders have one.
+    /// The device's value in base units. `None`: only its holders have one.
     value: Option<f64>,
-    /// On a device of several users, and without `value`, each holder has its own instead, where that is known.
+    /// Gives the value of each holder instead, on a device of several users and without `value`.
     own: Option<Own>,
 }
 
@@ -43,26 +43,26 @@ struct DcgmDevice<'snapshot> {
     gpu: &'snapshot Gpu,
     instance: GpuInstance,
     labels: Arc<Labels>,
-    /// Not all that it does is one holder's.
+    /// Whether its use is not all of one holder.
     has_several_users: bool,
-    /// Of every container that holds it, with their indices in the snapshot.
+    /// The accounts of the containers that hold it, with their indices in the snapshot.
     accounts: Vec<(usize, &'snapshot Account)>,
-    /// Those of the accounts that have series; none before `add_holders`.
+    /// The accounts that have series; empty before `add_holders`.
     holders: Vec<DcgmHolder<'snapshot>>,
 }
 
 struct DcgmHolder<'snapshot> {
     account: &'snapshot Account,
-    /// Of the device and each slot that it holds.
+    /// The labels of each slot that it holds.
     slots: Vec<Arc<Labels>>,
-    /// Of the device and its own value.
+    /// The labels of the holder's part of a value, without a slot where it holds several.
     own: Arc<Labels>,
 }
 
 /// The number of a GPU instance; `None`: the GPU as a whole, which has none.
 pub type GpuInstance = Option<u32>;
 
-/// The value of one holder of a device of several users, beside this one of the device, in base units.
+/// The part of one holder of a device of several users, given the device's value, in base units.
 pub type Own = fn(&Snapshot, &Account, Option<f64>) -> Option<f64>;
 
 fn in_unit(value: f64, per_base: f64) -> SampleValue {
@@ -73,7 +73,7 @@ fn in_unit(value: f64, per_base: f64) -> SampleValue {
 }
 
 impl<'snapshot> DcgmPage<'snapshot> {
-    /// Without holders.
+    /// A page without holders; `add_holders` adds them.
     pub fn new(snapshot: &'snapshot Snapshot, generation: Generation) -> Self {
         let instances = |gpu: &Gpu| -> BTreeSet<u32> { gpu.mig_devices.iter().map(|mig| mig.gpu_instance).collect() };
         let devices = |gpu| match instances(gpu) {
@@ -97,7 +97,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         }
     }
 
-    /// Empty where podmeter does not serve it.
+    /// The values of a metric; empty where podmeter does not serve it.
     pub fn values(&self, name: &DcgmName) -> Values {
         let mut values = vec![];
         if let Some(source) = name.row.source {
@@ -115,7 +115,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         }
     }
 
-    /// `None` without values.
+    /// The family with the samples of these values; `None` without any.
     pub fn family(&self, name: &'static DcgmName, values: &[DcgmValue]) -> Option<Family> {
         let (descriptor, per_base) = name.in_generation(self.generation);
         let mut family = Family::new(descriptor);
@@ -131,7 +131,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         self.devices.iter().enumerate().map(|(index, device)| (index, device.gpu, device.instance))
     }
 
-    /// Those with readings of their GPU.
+    /// The devices whose GPU has readings.
     pub fn with_readings(
         &self,
     ) -> impl Iterator<Item = (usize, &'snapshot Gpu, GpuInstance, &'snapshot DeviceReadings)> {
@@ -139,7 +139,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         self.devices().filter_map(|(device, gpu, part)| Some((device, gpu, part, readings.get(&gpu.uuid)?.as_ref())))
     }
 
-    /// Of each GPU, or of its GPU instances; of one with several users also of each holder, where `own` has its value.
+    /// Adds the value of each GPU, or of each of its GPU instances. `own` gives those of holders.
     pub fn each(
         &self,
         values: &mut Values,
@@ -161,7 +161,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         self.each(values, None, &|_, _, readings| read(slow(readings)?));
     }
 
-    /// What each GPU instance has of its own.
+    /// Adds a value made of memory and GPM metrics, which each GPU instance has too.
     pub fn parts(
         &self,
         values: &mut Values,
@@ -174,7 +174,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         });
     }
 
-    /// Of the holders of each GPU for which the driver has no memory.
+    /// Adds the holders' values of each GPU for which the driver reports no memory.
     pub fn without_memory(&self, values: &mut Values, own: Own) {
         for (device, _, instance, readings) in self.with_readings() {
             if instance.is_none() && medium(readings).is_some_and(|medium| medium.memory.is_none()) {
@@ -183,7 +183,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         }
     }
 
-    /// Of each GPU with a series of podmeter's that the selector, with at most one label, matches.
+    /// Adds the value of each of podmeter's series of a GPU that the selector, with at most one label, matches.
     pub fn selected(&self, values: &mut Values, selector: &str) {
         let (name, matcher) = selector.split_once('{').unwrap_or((selector, ""));
         let matcher = matcher.trim_end_matches("\"}").split_once("=\"");
@@ -196,7 +196,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         }
     }
 
-    /// Of one device, with more labels.
+    /// Adds a value of one device, with more labels.
     pub fn push(&self, values: &mut Values, device: usize, more: Labels, value: f64) {
         values.push(DcgmValue { device, more, value: Some(value), own: None });
     }
@@ -204,7 +204,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
 
 impl<'snapshot> DcgmDevice<'snapshot> {
     fn new(snapshot: &'snapshot Snapshot, generation: Generation, gpu: &'snapshot Gpu, instance: GpuInstance) -> Self {
-        // A GPU in MIG mode has no holder as a whole.
+        // No container holds a GPU in MIG mode as a whole.
         let holds = |account: &Account| match &account.mig {
             Some(mig) => gpu.mig_device(mig).map(|mig| mig.gpu_instance) == instance && instance.is_some(),
             None => instance.is_none() && gpu.mig_enabled != Some(true),
@@ -287,7 +287,7 @@ pub fn utilization(gpu: &Gpu, instance: GpuInstance, readings: &DeviceReadings) 
     }
 }
 
-/// Of the GPU or its instance.
+/// Memory and GPM metrics of the GPU or its instance.
 fn memory_and_gpm(instance: GpuInstance, readings: &DeviceReadings) -> Option<(Option<MemoryUse>, &GpmRatios)> {
     let medium = medium(readings)?;
     let Some(instance) = instance else { return Some((medium.memory, &medium.gpm)) };
@@ -323,7 +323,7 @@ fn device_labels(snapshot: &Snapshot, generation: Generation, gpu: &Gpu, instanc
         .and_known("DCGM_FI_SYSTEM_DRIVER_VERSION", driver.filter(|_| new))
 }
 
-/// The pod labels that are configured to be shown. One that the pod does not have is absent.
+/// The configured pod labels, as far as the pod has them.
 fn pod_labels(snapshot: &Snapshot, identity: &PodIdentity) -> Labels {
     let shown = snapshot.processes.iter().flat_map(|processes| processes.pod_labels.iter());
     shown.fold(Labels::default(), |labels, label| {
@@ -333,14 +333,14 @@ fn pod_labels(snapshot: &Snapshot, identity: &PodIdentity) -> Labels {
     })
 }
 
-/// A pod label of such a name keeps podmeter's prefix.
+/// The names of the page's labels: a pod label of such a name keeps podmeter's prefix.
 pub(super) const OWN_LABELS: &str = "gpu UUID pci_bus_id device modelName Hostname hostname container namespace pod vgpu pod_uid \
                           GPU_I_PROFILE GPU_I_ID DCGM_FI_DRIVER_VERSION DCGM_FI_SYSTEM_DRIVER_VERSION err_code err_msg \
                           clock_event xid window_size_in_ms health_watch health_error_code dra_claim_name \
                           dra_claim_namespace dra_driver_name dra_pool_name dra_device_name dra_mig_profile \
                           dra_mig_device_uuid";
 
-/// Of a device that the container holds by a DRA claim.
+/// Adds the labels of the DRA claim by which the container holds the device, if any.
 fn claim_labels(snapshot: &Snapshot, labels: Labels, account: &Account) -> Labels {
     let Some((claim, joined)) = snapshot.claim_of(account) else { return labels };
     let mig = joined.mig.as_ref();

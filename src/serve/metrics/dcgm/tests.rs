@@ -41,7 +41,7 @@ fn row_of(name: &DcgmName) -> Json {
     rows.find(|row| row["4.8"] == name.old_name()).unwrap().clone()
 }
 
-/// The table of `docs/dcgm.md`.
+/// The generated table of `docs/dcgm.md`.
 pub(in crate::serve::metrics) fn markdown() -> String {
     let table = table();
     let mut text = String::from("up to 4.8|from 4.9 on|podmeter|difference\n---|---|---|---\n");
@@ -178,7 +178,7 @@ fn shared() -> Snapshot {
     snapshot
 }
 
-/// Pod, slot and value of each series of the shared GPU.
+/// The pod, slot and value of each series of the shared GPU.
 fn series(page: &[Family], name: &str) -> Vec<(Option<String>, Option<String>, SampleValue)> {
     let family = page.iter().find(|family| family.descriptor.name == name).unwrap();
     let its = family.samples.iter().filter(|sample| sample.labels.iter().any(|(_, value)| value == fixture::WHOLE));
@@ -268,7 +268,7 @@ fn without_memory_of_the_device_its_holders_have_their_own() {
     }
 }
 
-/// 60 pods with a slot each; the first is the oldest.
+/// A GPU of 60 pods with a slot each; the first is the oldest.
 fn crowded(limit: Option<usize>) -> Snapshot {
     let mut snapshot = shared();
     let last = snapshot.accounts.pop().unwrap();

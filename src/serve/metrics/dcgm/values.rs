@@ -11,7 +11,7 @@ use crate::serve::metrics::labels::{Labels, medium};
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ValueSource {
-    /// podmeter's own series that the row's query selects.
+    /// podmeter's series that the row's query selects.
     Podmeter,
     Utilization,
     MemoryUtilization,
@@ -37,18 +37,18 @@ pub enum ValueSource {
     PcieTransmitRate,
     PcieReceiveRate,
     NvlinkRate,
-    /// Of link 0.
+    /// The rate of link 0.
     Nvlink0Rate,
-    /// The driver's own sum over the links.
+    /// The driver's sum over the links.
     NvlinkErrorSum(&'static str),
-    /// podmeter's sum over the links, where these count as those up to NVLink 4 do.
+    /// podmeter's sum over links up to NVLink 4.
     Nvlink4Errors(&'static str),
-    /// The same from NVLink 5 on.
+    /// podmeter's sum over links from NVLink 5 on.
     Nvlink5Errors(&'static str),
     FabricHealthMask,
     FabricHealthSummary,
     FabricState,
-    /// Those of the last five minutes.
+    /// The clock events of the last five minutes.
     ClockEventsRecent,
     ClockEventStarts,
     XidsRecent,
@@ -56,7 +56,7 @@ pub enum ValueSource {
     Health,
 }
 
-/// NVML's names, and those of dcgm-exporter, in the order of their bits.
+/// The names of clock events in podmeter and in dcgm-exporter, in the order of NVML's bits.
 const CLOCK_EVENTS: [(&str, &str); 9] = [
     ("idle", "gpu_idle"),
     ("applications_clocks_setting", "clocks_setting"),
@@ -69,15 +69,15 @@ const CLOCK_EVENTS: [(&str, &str); 9] = [
     ("display_clock_setting", "display_clocks"),
 ];
 
-/// By DCGM's numbers, which are those of NVML except for the last.
+/// The states in the order of DCGM's numbers, which are those of NVML except for the last.
 const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];
 
-/// What podmeter's health state covers, by the name of DCGM's health watch. As in DCGM, `ALL` has what none of the others
-/// covers; it is not their sum.
+/// The names of DCGM's health watches for which podmeter's health has reasons. As in DCGM, `ALL` has what none of the
+/// others covers; it is not their sum.
 const WATCHES: [&str; 4] = ["NVLINK", "MEM", "DRIVER", "ALL"];
 const FAILED: f64 = 20.0;
 
-/// The device's value, with the labels of each memory in use, so that a query may divide one by the other.
+/// The device's value for each holder whose memory in use is known, so that a query may divide one by the other.
 const BESIDE_USED: Own = |_, account, of_device| account.memory_used_bytes.and(of_device);
 
 impl ValueSource {
@@ -158,12 +158,12 @@ fn flag(is_set: bool) -> Option<f64> {
     Some(if is_set { 1.0 } else { 0.0 })
 }
 
-/// Over all locations; absent where none has the count.
+/// The sum over all locations; absent where none has the count.
 fn ecc(slow: &Slow, count: fn(&EccLocation) -> Option<u64>) -> Option<f64> {
     slow.ecc.iter().filter_map(count).reduce(|sum, count| sum + count).map(|sum| sum as f64)
 }
 
-/// `kind`: an error that only the wanted generation of NVLink counts; without it the links are of another.
+/// The sum of an error over the links; absent without `kind`, an error that only links of this NVLink generation count.
 fn link_errors(slow: &Slow, kind: &str, error: &str) -> Option<f64> {
     let errors = &slow.nvlink.errors;
     errors.contains_key(kind).then(|| errors.get(error)).flatten().map(|count| *count as f64)
@@ -173,7 +173,7 @@ fn last_xid(page: &DcgmPage<'_>, values: &mut Values) {
     for (device, instance, xids) in with_xids(page) {
         let last = xids.concerning(instance).max_by_key(|(_, _, at)| *at);
         let code = last.map_or(0, |(code, _, _)| code);
-        // Both other texts are dcgm-exporter's.
+        // "No Error" and "Unknown Error" are dcgm-exporter's texts.
         let message = if code == 0 { "No Error" } else { xid_name(code).unwrap_or("Unknown Error") };
         page.push(values, device, Labels::new("err_code", code).and("err_msg", message), code.into());
     }
@@ -247,7 +247,7 @@ fn health(page: &DcgmPage<'_>, values: &mut Values) {
     }
 }
 
-/// The window of a count.
+/// The label of a count's window.
 fn window() -> Labels {
     Labels::new("window_size_in_ms", RecentCount::WINDOW.as_millis().to_string())
 }

@@ -385,7 +385,7 @@ fn accounts() -> Vec<Account> {
     };
     let ended = Account {
         counters: counters(12.0, 12.0, 0.0, None),
-        // From an earlier time: must not be shown.
+        // A stale value, which must not be shown.
         utilization_ratio: Some(0.5),
         ended: Some(moment(500)),
         ..account("research", "finished", LOST)

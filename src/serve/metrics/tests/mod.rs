@@ -24,11 +24,11 @@ fn page(snapshot: &Snapshot, format: Format) -> Vec<u8> {
 
 fn rendered(format: Format) -> String {
     let page = String::from_utf8(page(&fixture::snapshot(), format)).unwrap();
-    // What differs from build to build.
+    // These differ from build to build.
     page.replace(env!("PODMETER_BUILD_REVISION"), "REVISION").replace(env!("PODMETER_BUILD_RUSTC"), "RUSTC")
 }
 
-/// The one sample of that name that carries these labels, or nothing.
+/// The value of the only sample of that name that carries these labels, if there is one.
 pub(crate) fn value(families: &[Family], name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let family = families.iter().find(|family| family.descriptor.name == name)?;
     let carries = |sample: &&MetricSample| {
@@ -174,7 +174,7 @@ fn an_empty_snapshot_has_no_device_metrics() {
     }
 }
 
-/// Of a partitioned GPU, too.
+/// The same holds for a partitioned GPU.
 #[test]
 fn metrics_and_page_have_the_same_utilization_of_each_gpu() {
     let snapshot = fixture::snapshot();

@@ -12,7 +12,7 @@ pub(super) enum Dialect {
 }
 
 pub(super) struct Page {
-    /// By name and sorted labels.
+    /// The values by name and sorted labels.
     pub samples: BTreeMap<Series, f64>,
 }
 
@@ -32,7 +32,7 @@ impl Page {
 
 struct State {
     dialect: Dialect,
-    /// Name, type if it was given, help if it was given.
+    /// The name, and type and help if they were given.
     family: Option<(String, Option<String>, bool)>,
     seen: BTreeSet<String>,
     samples: BTreeMap<Series, f64>,

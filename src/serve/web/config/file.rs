@@ -1,4 +1,4 @@
-//! The web configuration as it is written, and the checks of its headers and users.
+//! The file of the web configuration, and the checks of its headers and users.
 //!
 //! In: the text of the file. Out: its sections, or what is wrong and at which key. Reads no other file.
 
@@ -12,10 +12,10 @@ use serde::Deserialize;
 
 use crate::input;
 
-/// A hash of cost 18 takes seconds; each step doubles that.
+/// The permitted bcrypt costs: a hash of cost 18 takes seconds, and each step doubles that.
 const COSTS: std::ops::RangeInclusive<u32> = 4..=18;
 
-/// The keys as written; all others are errors. Has secrets: never shown.
+/// The keys of the file; any other is an error. It contains secrets and is never shown.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WebConfigFile {
@@ -34,7 +34,7 @@ pub struct TlsSection {
     pub min_version: Option<TlsVersion>,
 }
 
-/// By Go's names. Those that accept a certificate of any authority are errors.
+/// Go's names of the client authentication modes. Those that accept a certificate of any authority are errors.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum ClientAuth {
     #[default]
@@ -92,7 +92,7 @@ pub fn headers(section: Option<HttpSection>) -> Result<Vec<(HeaderName, HeaderVa
     Ok(headers)
 }
 
-/// A name and a hash each.
+/// The users, name → bcrypt hash, after checking both.
 pub fn users(written: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>, String> {
     let users = written.unwrap_or_default();
     for (name, hash) in &users {

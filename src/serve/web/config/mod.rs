@@ -34,9 +34,9 @@ pub enum WebConfigError {
 pub struct WebConfig {
     /// `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    /// Of clients.
+    /// Whether clients need a certificate.
     requires_certificates: bool,
-    /// For every response of a `Public` listener, unless it has the header already.
+    /// Added to every response of a `Public` listener that does not have them.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Name → bcrypt hash; no password is required where it is empty.
     pub users: BTreeMap<String, String>,
@@ -53,13 +53,13 @@ impl WebConfig {
         checked.map_err(|problem| WebConfigError::Invalid { file: path.to_owned(), problem })
     }
 
-    /// What is valid and probably not meant.
+    /// A warning about a valid configuration that is probably a mistake.
     pub fn warning(&self) -> Option<&'static str> {
         let in_plain_text = !self.users.is_empty() && self.tls.is_none();
         in_plain_text.then_some("basic_auth_users without tls_server_config: passwords are sent in plain text")
     }
 
-    /// As from a file with this text, without TLS, whose files are not read.
+    /// The configuration in this text, without TLS, whose files are not read.
     #[doc(hidden)] // for the fuzz targets
     pub fn of_text(text: &[u8]) -> Result<Self, String> {
         let written = file::WebConfigFile { tls_server_config: None, ..file::parse(text)? };
@@ -87,8 +87,8 @@ struct Files {
 }
 
 impl Files {
-    /// The whole file. Stamped before it is read, so that a change in between is noticed later. A pipe would be empty then,
-    /// which is valid and has no passwords.
+    /// Reads the whole file, after its stamp, so that a change in between is noticed later. Pipes are refused: read
+    /// again, one would be empty, which is valid and has no passwords.
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         self.stamped.push((path.to_owned(), stamp(path)));
         let content = files::read_named(path)?;

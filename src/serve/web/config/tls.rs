@@ -1,4 +1,4 @@
-//! The TLS of the web server.
+//! TLS of the web server.
 //!
 //! In: a section of the web configuration and the PEM files that it names. Out: a `ServerConfig`, or which file is wrong.
 
@@ -18,7 +18,7 @@ use super::Files;
 use super::file::{ClientAuth, TlsSection, TlsVersion};
 use crate::files;
 
-/// `None`: an empty section.
+/// The server's TLS configuration; `None` for an empty section.
 pub fn server_config(
     section: TlsSection,
     directory: &Path,
@@ -81,7 +81,7 @@ impl PemFile {
         }
     }
 
-    /// At least one.
+    /// The certificates, at least one.
     pub fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, String> {
         let name = &self.name;
         let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&self.pem).collect();

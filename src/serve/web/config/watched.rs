@@ -47,7 +47,7 @@ impl WatchedConfig {
         Arc::clone(&self.current.borrow())
     }
 
-    /// For what holds only as long as this configuration.
+    /// A receiver of the configuration, for what must end when it changes.
     pub(in crate::serve::web) fn changes(&self) -> watch::Receiver<Arc<WebConfig>> {
         self.current.subscribe()
     }
@@ -57,7 +57,7 @@ impl WatchedConfig {
         self.current().tls.is_some()
     }
 
-    /// Whether clients need TLS or a password; headers alone keep out nobody.
+    /// Whether clients need TLS or a password; headers alone do not restrict access.
     pub fn is_guarded(&self) -> bool {
         let current = self.current();
         current.tls.is_some() || !current.users.is_empty()

@@ -1,5 +1,5 @@
-//! Charts of a window and bars of parts: small SVGs with a description. Their background is hatched for unknown time;
-//! known time covers it. Sizes are attributes, as the page's policy forbids styles in markup.
+//! Charts of a window and bars of parts: small SVGs with a description. The hatched background shows where the time is
+//! unknown. Sizes are attributes, as the page's policy forbids styles in markup.
 
 use std::fmt::Write as _;
 
@@ -25,15 +25,15 @@ pub(super) const MEMORY: ChartQuantity =
 pub(super) const POWER: ChartQuantity =
     ChartQuantity { name: "power", of: |point| point.power, factor: 1.0, unit: "W" };
 
-/// The mean of the known columns.
+/// The mean busy ratio of the known columns.
 pub(super) fn mean_busy(columns: &[Point]) -> Option<f64> {
     let known = || columns.iter().filter_map(|column| column.busy);
     let count = known().count();
     (count > 0).then(|| known().sum::<f64>() / count as f64)
 }
 
-/// `columns`: those of the window in which the agent ran. `top`: the value of the upper edge; `None`: the highest column.
-/// The script shows the value under the pointer.
+/// The chart of a quantity. `columns`: those of the window in which the agent ran. `top`: the value of the upper edge;
+/// `None`: the highest column. The script shows the value under the pointer.
 pub(super) fn chart(quantity: &ChartQuantity, window: Window, columns: &[Point], top: Option<f64>) -> Markup {
     let ChartQuantity { name, of, factor, unit } = *quantity;
     let known = || columns.iter().filter_map(of);
@@ -62,7 +62,7 @@ pub(super) fn chart(quantity: &ChartQuantity, window: Window, columns: &[Point],
     }
 }
 
-/// Short: charts are narrow.
+/// The length of a window in short form: charts are narrow.
 fn length(seconds: u64) -> String {
     match (seconds / 60, seconds % 60) {
         (0, seconds) => format!("{seconds} s"),
@@ -97,7 +97,7 @@ pub(super) struct Segment {
     pub ratio: f64,
 }
 
-/// Segments from the left, then what is idle or free, then what is unknown.
+/// A bar: segments from the left, then what is idle or free, then what is unknown.
 pub(super) fn bar(words: &str, segments: Vec<Segment>, unknown: f64) -> Markup {
     const WIDTH: f64 = 1000.0;
     let known = (1.0 - unknown).clamp(0.0, 1.0) * WIDTH;

@@ -43,7 +43,7 @@ pub(super) fn containers(page: &NodePage<'_>, selection: &Selection<'_>) -> Mark
     section("containers", "Containers", about, true, body)
 }
 
-/// Which rows these are, and links to those before and after.
+/// Which rows are shown, and links to those before and after.
 fn other_rows(page: &NodePage<'_>, from: usize, all: usize) -> Markup {
     let link = |from: usize, words: &str| {
         html! { a data-key=(words) href=(page.view.with_from(from).link()) data-view { (words) } " " }
@@ -57,7 +57,7 @@ fn other_rows(page: &NodePage<'_>, from: usize, all: usize) -> Markup {
     }
 }
 
-/// By number of the sorted column, then by idle seconds. Unknown values come last.
+/// The key of the order: the number of the sorted column, then idle seconds. Unknown values come last.
 fn rank(page: &NodePage<'_>, account: &Account) -> [f64; 2] {
     let of = match page.view.sort {
         Sort::Idle => idle(page, account),
@@ -67,12 +67,12 @@ fn rank(page: &NodePage<'_>, account: &Account) -> [f64; 2] {
         Sort::Held => account.counters.held_seconds,
         Sort::Name => return [0.0; 2],
     };
-    // Idle to the percent shown, so that equal rows keep their order.
+    // Idle time is rounded to the percent shown, so that rows with equal text keep their order.
     let of = if page.view.sort == Sort::Idle { of.map(|ratio| (ratio * 100.0).round()) } else { of };
     [of.unwrap_or(-1.0), account.counters.idle_seconds.unwrap_or(-1.0)]
 }
 
-/// The part of its device that it holds and left idle in the window; of one that has ended, of what it held.
+/// The part of the device that a container held and left idle in the window; once it has ended, of what it held.
 fn idle(page: &NodePage<'_>, account: &Account) -> Option<f64> {
     let idle = page.history.increase(account, page.view.window)?.idle_ratio()?;
     match account.holding {
@@ -126,7 +126,7 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
     let container = &account.container;
     let uuid = account.mig.as_ref().map_or_else(|| account.gpu.to_string(), ToString::to_string);
     let detail_key = format!("{container} {uuid}");
-    // A pod of the same name that came before has a row too; and a row that moves to the other table is another part.
+    // An earlier pod of the same name has a row too; and a row that moves to the other table is another part.
     let table = if account.has_long_ended(page.now.monotonic) { " old" } else { "" };
     let key = format!("{detail_key} {}{table}", account.created.0);
     let is_held = account.holding.is_some();

@@ -52,8 +52,9 @@ impl<'a> DetailSubject<'a> {
         }
     }
 
-    /// The metrics of the device have no pod; those of a MIG device have its UUID or its GPU instance. Of the metrics of a
-    /// container, those with a `device` name it as the kubelet does: by its UUID, that with a slot, or as claimed.
+    /// Whether a series with these labels is of this subject. A device's metrics have no pod; a MIG device's have its
+    /// UUID or its GPU instance. A container's metrics with a `device` label name the device as the kubelet does: by
+    /// its UUID, by that with a slot, or by the name in the claim.
     fn has(&self, labels: &BTreeMap<&str, &str>) -> bool {
         let label = |name: &str| labels.get(name).copied();
         let on_gpu = label("gpu_uuid") == Some(self.gpu.as_str());
@@ -85,7 +86,7 @@ impl<'a> DetailSubject<'a> {
     }
 }
 
-/// `None` where the node has no such device.
+/// The page of one row; `None` where the node has no such device.
 pub(in crate::serve::web) fn page(
     snapshot: &Snapshot,
     history: &NodeHistory,
@@ -120,7 +121,7 @@ pub(in crate::serve::web) fn page(
     Some(document(&name, main).into_string())
 }
 
-/// What the metric means, its values in the units of the page, and its name.
+/// A metric's help, its values in the units of the page, and its name.
 fn values(subject: &DetailSubject<'_>, family: &Family) -> Option<Markup> {
     const OF_SUBJECT: [&str; 8] =
         ["gpu_uuid", "gpu", "mig_uuid", "gpu_instance", "compute_instance", "namespace", "pod", "container"];
@@ -154,7 +155,7 @@ fn values(subject: &DetailSubject<'_>, family: &Family) -> Option<Markup> {
     })
 }
 
-/// The query of these values in Prometheus, by the labels that all of them have; a rate for a counter.
+/// The PromQL query of these values, by the labels that all of them have; a rate for a counter.
 fn promql(subject: &DetailSubject<'_>, family: &Family) -> String {
     const BY: [&str; 6] = ["gpu_uuid", "mig_uuid", "gpu_instance", "namespace", "pod", "container"];
     let labels = family.samples.iter().map(|sample| sample.labels.iter().collect::<BTreeMap<_, _>>());
@@ -172,7 +173,7 @@ fn promql(subject: &DetailSubject<'_>, family: &Family) -> String {
     }
 }
 
-/// `None` for a histogram.
+/// The value with its unit; `None` for a histogram.
 fn shown(name: &str, unit: &str, value: &SampleValue) -> Option<Markup> {
     let number = match value {
         SampleValue::Integer(number) => *number as f64,

@@ -13,7 +13,7 @@ use crate::domain::model::{
 };
 use crate::words::counted;
 
-/// Holders named per MIG device; the table of containers has all.
+/// The most holders named per MIG device; the table of containers has all.
 const MIG_HOLDERS: usize = 4;
 
 pub(super) fn devices(page: &NodePage<'_>, selection: &Selection<'_>) -> Markup {
@@ -74,7 +74,7 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
             }
             (holders::of_gpu(page, gpu, capacity))
-            // What is free of an unhealthy GPU cannot be had.
+            // The kubelet allocates no free device of an unhealthy GPU.
             @if health.is_none_or(|health| health.whole.healthy) { (state(page, overview)) }
             (more(gpu.uuid.as_str(), &gpu_name(gpu)))
         }
@@ -126,7 +126,7 @@ fn mig_row(page: &NodePage<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medi
     let health = page.snapshot.health.gpus.get(&gpu.uuid).and_then(|health| health.mig_devices.get(&mig.uuid));
     let mut holders: Vec<&Account> =
         page.holders(gpu).filter(|account| account.mig.as_ref() == Some(&mig.uuid)).collect();
-    // Those that use it most now.
+    // The holders that use it most now come first.
     let used = |account: &Account| (account.gpu_utilization_ratio.unwrap_or(-1.0), account.memory_used_bytes);
     holders.sort_by(|one, other| used(other).partial_cmp(&used(one)).unwrap_or(Ordering::Equal));
     let name = device_name(page.snapshot, &gpu.uuid, Some(&mig.uuid)).trim_start_matches("GPU ").to_owned();

@@ -8,7 +8,7 @@ use crate::domain::history::{HistoryEvent, Severity};
 use crate::domain::model::Snapshot;
 
 const SHOWN: usize = 60;
-/// Devices or containers that one event names.
+/// The most devices or containers that one event names.
 const NAMED: usize = 8;
 
 pub(super) fn events(page: &NodePage<'_>, selection: &Selection<'_>) -> Markup {

@@ -1,5 +1,4 @@
-//! What the page shows of superchips, the NVLink fabric and DRA claims. `None` where driver and kubelet report nothing of
-//! the kind.
+//! What the page shows of superchips, the NVLink fabric and DRA claims; `None` where driver and kubelet report none.
 
 use crate::domain::model::{Account, FabricState, Gpu, GpuUuid, Snapshot};
 
@@ -26,7 +25,7 @@ pub(super) fn fabric_faults(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<String
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-/// The claim by which a container holds the device, in words; `None` where it holds it by a device plugin.
+/// The claim by which a container holds the device, in words; `None` where a device plugin allocated it.
 pub(super) fn claim(snapshot: &Snapshot, account: &Account) -> Option<String> {
     account.holding.as_ref()?;
     let (claim, _) = snapshot.claim_of(account)?;
@@ -57,7 +56,7 @@ mod tests {
         assert_eq!(faults(&bad).as_deref(), Some("degraded bandwidth, incorrect configuration: insufficient nvlinks"));
     }
 
-    /// A second pod refers to the claim; with admin access or without.
+    /// The fixture with a second pod that refers to the claim, with or without admin access.
     fn with_another_pod(admin_access: bool) -> Snapshot {
         let mut snapshot = fixture::snapshot();
         let mut claim = snapshot.claim_gpus[0].clone();

@@ -2,10 +2,10 @@
 
 use crate::domain::model::ContainerRef;
 
-/// Of the text, in characters.
+/// The longest text, in characters.
 pub const LENGTH: usize = 200;
 
-/// The default matches everything.
+/// A search text; the empty default matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Filter {
     text: String,

@@ -13,28 +13,28 @@ use super::view::window_words;
 use crate::domain::history::{ShareOwner, WindowShares};
 use crate::domain::model::{ContainerRef, Gpu, GpuUuid, UnattributedReason};
 
-/// Holders per device; the others are one row, and the table of containers has all of these.
+/// The most holders per device; the others are one row, and the table of containers has all of them.
 const SHOWN: usize = 8;
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum User {
     Holder(ContainerRef),
-    /// All that held it in the window and no longer do.
+    /// All containers that held it in the window and no longer do.
     FormerHolders,
     Unattributed(UnattributedReason),
 }
 
 #[derive(Default)]
 struct Use {
-    /// Part of the GPU that is busy now.
+    /// The part of the GPU that is busy now.
     now: Option<f64>,
-    /// Part of the whole window.
+    /// The busy time as a part of the whole window.
     busy: Option<f64>,
-    /// Bytes, now.
+    /// The memory used now, in bytes.
     memory: Option<u64>,
 }
 
-/// One or more users in list and bars. Rows are listed in their order, and in the bars in that of their classes.
+/// One or more users in list and bars. The list has rows in their order, the bars in the order of their classes.
 struct Row {
     name: String,
     class: String,
@@ -138,7 +138,7 @@ impl Use {
     }
 }
 
-/// Who used the GPU in the window, or holds memory of it now. Holders of MIG devices are shown with those.
+/// The users of the GPU in the window, and those of its memory now. Holders of MIG devices are shown with those.
 fn uses(page: &NodePage<'_>, gpu: &Gpu, division: Option<&WindowShares>) -> BTreeMap<User, Use> {
     let mut uses: BTreeMap<User, Use> = BTreeMap::new();
     let is_partitioned = !gpu.mig_devices.is_empty();
@@ -190,7 +190,7 @@ mod tests {
     use crate::serve::web::page::View;
     use crate::serve::web::page::filter::Filter;
 
-    /// The names and classes of 20 holders, `use now of the first` and so on.
+    /// The names and classes in the list of 20 holders, of which the first use `now`.
     fn listed(filter: &str, now: &[f64]) -> Vec<(String, String)> {
         let uses = (0..20).map(|number| {
             let used = Use {

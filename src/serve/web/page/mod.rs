@@ -38,7 +38,7 @@ use crate::words::counted;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// Permits this style, this script and requests to this server; nothing else is loaded, sent or framed.
+/// Permits only this style, this script and requests to this server; nothing else is loaded, sent or framed.
 pub(super) static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
     let [style, script] = [STYLE, SCRIPT].map(|text| STANDARD.encode(digest(&SHA256, text.as_bytes())));
     format!(
@@ -62,7 +62,7 @@ pub(super) struct NodePage<'a> {
     pub view: View,
 }
 
-/// What the filter matches. Accounts and events in their order, GPUs in that of the page.
+/// What the filter matches: accounts in the snapshot's order, events in the history's, GPUs in the page's.
 struct Selection<'a> {
     accounts: Vec<&'a Account>,
     gpus: Vec<&'a Gpu>,
@@ -108,7 +108,7 @@ impl NodePage<'_> {
         if self.snapshot.node_name.is_empty() { "podmeter" } else { &self.snapshot.node_name }
     }
 
-    /// With the number of unhealthy GPUs.
+    /// The document's title, with the number of unhealthy GPUs.
     fn title(&self) -> String {
         match summary::unhealthy_and_marked(self.snapshot) {
             (0, _) => self.node_name().to_owned(),
@@ -144,19 +144,19 @@ impl NodePage<'_> {
         Selection { events: events.collect(), accounts, gpus }
     }
 
-    /// Those that it shows.
+    /// The GPUs that the page shows.
     pub fn gpus(&self) -> Vec<GpuUuid> {
         self.selection().gpus.into_iter().map(|gpu| gpu.uuid.clone()).collect()
     }
 
-    /// Of a device, for the filter.
+    /// The names of a device that the filter searches.
     fn names(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<String> {
         let model = self.snapshot.hardware.inventory.gpus.get(gpu).and_then(|gpu| gpu.model.as_deref());
         let others = [mig.map(ToString::to_string), model.map(str::to_owned)].into_iter().flatten();
         [gpu.to_string(), text::device_name(self.snapshot, gpu, mig)].into_iter().chain(others).collect()
     }
 
-    /// Empty without a filter.
+    /// How much the filter has found; empty without a filter.
     fn found(&self, selection: &Selection<'_>) -> String {
         if self.view.filter.is_empty() {
             return String::new();
@@ -234,7 +234,7 @@ fn document(title: &str, body: Markup) -> Markup {
     }
 }
 
-/// A part of the page with a link target, which folds. `is_open`: at first.
+/// A part of the page with a link target, which folds. `is_open`: whether it is open at first.
 fn section(id: &'static str, title: &str, about: Markup, is_open: bool, body: Markup) -> Markup {
     html! {
         section data-key={ "section-" (id) } {
@@ -246,7 +246,7 @@ fn section(id: &'static str, title: &str, about: Markup, is_open: bool, body: Ma
     }
 }
 
-/// The class of a column of numbers.
+/// The CSS class of a column of numbers.
 const NUMBER: Option<&str> = Some("number");
 
 /// A small table: headings with the class of their column, and rows that begin with their name.

@@ -5,11 +5,11 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use maud::{Markup, PreEscaped};
 
-/// Before and after a part. No text of others has it: maud escapes it.
+/// Marks the start and the end of a part. No foreign text contains it: maud escapes it.
 const EDGE: &str = "<!---->";
 
-/// An element with a `data-key`, and without other parts in it, which events leave out while it is the same. Where it moves
-/// into another element, its text must differ.
+/// Marks an element with a `data-key`, and without other parts in it, as a part that events omit while it is the same.
+/// Where it moves into another element, its text must differ.
 pub(super) fn part(element: Markup) -> Markup {
     PreEscaped([EDGE, &element.0, EDGE].concat())
 }
@@ -21,8 +21,8 @@ pub(super) fn without_edges(text: Markup) -> String {
 /// Hashes of the parts of a text.
 pub(in crate::serve::web) type PartHashes = BTreeSet<u64>;
 
-/// The whole text, what differs from the text with the parts `last`, and its own parts. In place of a part that is the
-/// same there is an empty element with its key, marked `data-same`.
+/// The whole text, the text of what has changed since the parts `last`, and the new parts. The second has an empty
+/// element with `data-same` and the key in place of each unchanged part.
 pub(in crate::serve::web) fn changes(text: Markup, last: &PartHashes) -> (String, String, PartHashes) {
     let (mut whole, mut changed, mut parts) = (String::with_capacity(text.0.len()), String::new(), PartHashes::new());
     for (index, piece) in text.0.split(EDGE).enumerate() {

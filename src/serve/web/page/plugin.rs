@@ -8,10 +8,10 @@ use maud::{Markup, html};
 use super::{NUMBER, section, table};
 use crate::domain::model::{AppliedProfile, DeviceId, PluginResource, PluginState};
 
-/// Unhealthy devices of one resource; the snapshot has all.
+/// The most unhealthy devices shown per resource; the snapshot has all.
 const DEVICES_SHOWN: usize = 16;
 
-/// Open where something is wrong.
+/// The section of the plugin; open at first where something is wrong.
 pub fn plugin(plugin: &PluginState) -> Markup {
     let (registered, all) =
         (plugin.resources.values().filter(|resource| resource.registered).count(), plugin.resources.len());

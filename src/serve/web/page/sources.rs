@@ -6,7 +6,7 @@ use super::text::{ago, or_unknown};
 use super::{NUMBER, NodePage, section, table};
 use crate::domain::model::{Moment, SourceStatus};
 
-/// Open where something fails.
+/// The section of the sources; open at first where one fails.
 pub(super) fn sources(page: &NodePage<'_>) -> Markup {
     let (kubelet, now) = (&page.snapshot.kubelet, page.now);
     let tiers = page.snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
@@ -42,7 +42,7 @@ fn label(name: &str) -> &str {
     }
 }
 
-/// "Not yet" is a kubelet that was not called, and a tier of the driver that was not read.
+/// The last outcome; "not yet" for a kubelet that was not called and for a tier of the driver that was not read.
 fn outcome(collector: &SourceStatus) -> Markup {
     match collector {
         SourceStatus { stuck: true, .. } => html! { span.badge.bad { "stuck" } },

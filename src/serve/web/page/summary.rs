@@ -80,7 +80,7 @@ fn of_node(page: &NodePage<'_>, sums: &Sums<'_>) -> Markup {
     }
 }
 
-/// How many GPUs are unhealthy or have such a MIG device, and of how many a mark is the only reason.
+/// How many GPUs are unhealthy or have an unhealthy MIG device, and how many of them have a mark as the only reason.
 pub(super) fn unhealthy_and_marked(snapshot: &Snapshot) -> (usize, usize) {
     let gpus = snapshot.hardware.inventory.gpus.keys().filter_map(|gpu| snapshot.health.gpus.get(gpu));
     let are_marks = gpus.filter_map(|gpu| {

@@ -9,10 +9,10 @@ use super::view::window_words;
 use super::{NUMBER, NodePage, table};
 use crate::domain::model::{Account, ContainerRef, GpuUuid};
 
-/// Namespaces shown, those that hold most.
+/// The most namespaces shown, those that hold most.
 const SHOWN: usize = 20;
 
-/// Of what is known; unknown where nothing is.
+/// The sum of the known values; unknown where none is known.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sum {
     sum: f64,
@@ -31,22 +31,22 @@ impl Sum {
         (self.known > 0 || self.of == 0).then_some(self.sum)
     }
 
-    /// How many are known, where others are not.
+    /// How many of the values are known, as text; `None` where all are.
     pub fn known_part(&self) -> Option<String> {
         (self.known < self.of).then(|| format!("{} of {} known", self.known, self.of))
     }
 }
 
-/// Of containers that hold a device now. Parts are in GPUs, not in devices as in the rows of containers.
+/// Sums over the containers that hold a device now. Parts are in GPUs, not in devices as in the rows of containers.
 #[derive(Default)]
 pub(super) struct Sums<'a> {
     pub containers: BTreeSet<&'a ContainerRef>,
     pub gpus: BTreeSet<&'a GpuUuid>,
     pub allocated: Sum,
     pub busy: Sum,
-    /// In the window.
+    /// The idle part in the window, in GPUs.
     pub idle: Sum,
-    /// Bytes.
+    /// Memory in use, in bytes.
     pub memory: Sum,
     /// Seconds and joules since held.
     gpu_time: Sum,

@@ -183,7 +183,7 @@ fn those_that_ended_over_a_minute_ago_are_folded() {
     assert!(rendered(&snapshot, None).contains("1 ended over a minute ago"));
 }
 
-/// Its text is the same, but in another table: an event that left it out would leave an empty row.
+/// The row has the same text in another table: an event that omitted it would leave an empty row.
 #[test]
 fn a_row_that_moves_to_those_that_ended_long_ago_is_sent_again() {
     let mut snapshot = fixture::snapshot();
@@ -235,7 +235,7 @@ fn a_filter_counts_and_sums_what_it_matches() {
     assert!(page.contains("value=\"&lt;none&gt;\"") && page.contains("No container matches the filter."), "{page}");
 }
 
-/// GPUs, containers and events.
+/// The counts of GPUs, containers and events that the filter finds.
 fn found(snapshot: &Snapshot, filter: &str) -> String {
     let view = View { filter: filter::Filter::new(filter).unwrap(), ..View::default() };
     let page = seen(snapshot, None, view);

@@ -16,7 +16,7 @@ pub(super) fn figure(name: &'static str, value: Option<f64>, show: impl Fn(f64) 
     html! { b data-figure=(name) data-value=[decimal] { (or_unknown(value.map(show))) } }
 }
 
-/// With a no-break space.
+/// A percentage with a no-break space.
 pub(super) fn percent(ratio: f64) -> String {
     format!("{:.0}\u{a0}%", ratio * 100.0)
 }

@@ -1,12 +1,12 @@
-//! What a reader chooses: the window of the charts, and of the containers the order, the filter and the rows. It is the query of
-//! the URL, so that it works without JavaScript and links keep it.
+//! What a reader chooses: the window of the charts, the filter, and the order and rows of the containers. It is the
+//! query of the URL, so that it works without JavaScript and links keep it.
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use super::filter::Filter;
 use crate::domain::history::Window;
 
-/// Rows of containers on one page.
+/// The rows of containers on one page.
 pub const ROWS: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,14 +30,14 @@ pub enum Sort {
 }
 
 impl View {
-    /// Parameters of other names are ignored.
+    /// Reads the query of a URL; parameters of other names are ignored.
     pub fn parse(query: &str) -> Result<Self, String> {
         let mut view = Self::default();
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             match name {
                 "window" => view.window = chosen(name, value, &WINDOWS)?,
                 "sort" => view.sort = chosen(name, value, &SORTS)?,
-                // As forms are encoded.
+                // Forms encode a space as `+`.
                 "filter" => {
                     view.filter = Filter::new(&percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy())?;
                 }
@@ -51,12 +51,11 @@ impl View {
         Ok(view)
     }
 
-    /// With another window.
     pub fn with_window(&self, window: Window) -> Self {
         Self { window, ..self.clone() }
     }
 
-    /// In another order, from the first row.
+    /// The view in another order, from the first row.
     pub fn with_sort(&self, sort: Sort) -> Self {
         Self { sort, from: 0, ..self.clone() }
     }
@@ -65,7 +64,7 @@ impl View {
         Self { from, ..self.clone() }
     }
 
-    /// Names of window and order in queries.
+    /// The query parameters of window and order.
     pub fn names(&self) -> [(&'static str, &'static str); 2] {
         [("window", WINDOWS[self.window as usize].1), ("sort", SORTS[self.sort as usize].1)]
     }
@@ -83,7 +82,7 @@ impl View {
     }
 }
 
-/// In the order of their declaration.
+/// The orders and their names in queries, in the order of their declaration.
 const SORTS: [(Sort, &str); 6] = [
     (Sort::Idle, "idle"),
     (Sort::Busy, "busy"),
@@ -92,10 +91,10 @@ const SORTS: [(Sort, &str); 6] = [
     (Sort::Held, "held"),
     (Sort::Name, "name"),
 ];
-/// In the order of their declaration, as `SORTS`.
+/// The windows and their names in queries, in the order of their declaration.
 const WINDOWS: [(Window, &str); 3] = [(Window::Minute, "1m"), (Window::FiveMinutes, "5m"), (Window::HalfHour, "30m")];
 
-/// For people.
+/// The name of the window on the page.
 pub(super) const fn window_words(window: Window) -> &'static str {
     match window {
         Window::Minute => "last min",

@@ -15,7 +15,7 @@ use super::state;
 async fn a_read_of_the_journal_counts_although_its_client_disconnected() {
     let (_snapshots, latest) = watch::channel(Arc::default());
     let (begin, mut begun) = mpsc::unbounded_channel();
-    // A read waits until `hanging` is dropped.
+    // Reads hang until `hanging` is dropped.
     let (hanging, disk) = std::sync::mpsc::channel::<()>();
     let disk = parking_lot::Mutex::new(disk);
     let allocations = Arc::new(move |_: &str| {

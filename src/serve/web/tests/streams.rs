@@ -88,7 +88,7 @@ async fn the_gpus_of_an_open_page_or_of_a_reader_are_watched_until_it_leaves() {
     server.stop().await;
 }
 
-/// Over gzip, as browsers have it: the whole page, then what has changed since, then the end.
+/// With gzip, as browsers request it: the whole page, then what has changed since, then the end.
 #[tokio::test]
 async fn a_stream_sends_only_what_has_changed_and_is_valid_gzip() {
     let server = Server::start(None).await;

@@ -1,9 +1,9 @@
-//! Which device and which pod a series is of.
+//! The device and the pod of each series.
 
 use super::*;
 use crate::domain::model::{Monotonic, XidCount};
 
-/// Of a metric, the labels without those of the device.
+/// The labels of each series of a metric on a device, without those of the device.
 fn rest_of(page: &[Family], name: &str, uuid: &str) -> BTreeSet<Vec<(String, String)>> {
     let family = page.iter().find(|family| family.descriptor.name == name).unwrap();
     let its = family.samples.iter().filter(|sample| sample.labels.iter().any(|(_, value)| value == uuid));
