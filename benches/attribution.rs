@@ -88,7 +88,7 @@ fn week() {
             None => allocations.pods.push(pod),
         }
         slots.update_counts(&allocations, &allocatable, &node.inventory, true);
-        node.join = join(&allocations, &allocatable, &node.inventory, &slots);
+        node.holdings = join(&allocations, &allocatable, &node.inventory, &slots);
         let pid = 1_000 + pods as u32;
         let uid = |pid: u32| format!("00000000-0000-4000-8000-{pid:012}");
         tree.add_container(identity(&name, &uid(pid))).unwrap();

@@ -3,7 +3,7 @@ use std::sync::{Arc, LazyLock};
 
 use prost::Message;
 
-use podmeter::domain::holders::{Join, Slots, join};
+use podmeter::domain::holders::{Holdings, Slots, join};
 use podmeter::domain::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
 use podmeter::kubelet::{checkpoint, convert, pods};
 use podmeter::wire::{v1, v1alpha1};
@@ -59,7 +59,7 @@ fn allocatable(offered: &Allocatable) {
 fn joined(allocations: &Allocations, offered: &Allocatable) {
     let mut slots = Slots::default();
     slots.update_counts(allocations, offered, &INVENTORY, true);
-    let Join { holdings, .. } = join(allocations, offered, &INVENTORY, &slots);
+    let Holdings { by_key: holdings, .. } = join(allocations, offered, &INVENTORY, &slots);
     let mut held: BTreeMap<&GpuUuid, f64> = BTreeMap::new();
     for (key, holding) in &holdings {
         assert!(INVENTORY.gpus.contains_key(&key.gpu), "{key:?} is on no GPU");

@@ -18,7 +18,7 @@ use crate::domain::attribution::{
     wanted_processes,
 };
 use crate::domain::health::HealthConfig;
-use crate::domain::holders::{self, Join, Slots};
+use crate::domain::holders::{self, Holdings, Slots};
 use crate::domain::model::{
     Allocatable, Allocations, ConfigReload, ContainerXid, GpuUuid, HardwareState, HealthState, Inventory, KubeletState,
     Moment, Overview, PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
@@ -119,7 +119,7 @@ struct JoinCache {
     allocatable: Arc<Allocatable>,
     inventory: Arc<Inventory>,
     settled: bool,
-    join: Join,
+    holdings: Holdings,
     /// GPUs whose holdings have changed since that was last sent.
     changed: BTreeSet<GpuUuid>,
 }
@@ -177,13 +177,13 @@ impl Publisher {
         let settings = inputs.reloadable.borrow_and_update().clone();
         self.cache.update(&hardware, &kubelet, plugin.as_deref());
         if let Some(demand) = self.inputs.demand.as_ref().filter(|_| !self.cache.changed.is_empty()) {
-            let held = self.cache.join.holdings.keys().map(|key| key.gpu.clone()).collect();
+            let held = self.cache.holdings.by_key.keys().map(|key| key.gpu.clone()).collect();
             if demand.held(held, self.cache.changed.clone()) {
                 self.cache.changed.clear();
             }
         }
         let (statement, container_xids) = self.account(now, &hardware, &processes, plugin.as_deref(), &settings);
-        let (inputs, join) = (&self.inputs, &self.cache.join);
+        let (inputs, holdings) = (&self.inputs, &self.cache.holdings);
         let snapshot = Snapshot {
             sequence,
             at: now,
@@ -196,10 +196,10 @@ impl Publisher {
             violations: statement.violations,
             series_limit: Some(settings.series_limit),
             series_dropped: self.budget.dropped().clone(),
-            unresolved: join.unresolved.clone(),
-            claim_gpus: join.claims.clone(),
-            drift: join.drift.clone(),
-            unavailable: join.unavailable.clone(),
+            unresolved: holdings.unresolved.clone(),
+            claim_gpus: holdings.claims.clone(),
+            drift: holdings.drift.clone(),
+            unavailable: holdings.unavailable.clone(),
             scrape_durations: inputs.scrapes.durations(),
             nvml_call_durations: inputs.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
@@ -225,10 +225,10 @@ impl Publisher {
         plugin: Option<&PluginState>,
         settings: &Reloadable,
     ) -> (LedgerOutput, Vec<ContainerXid>) {
-        let (join, scrapes) = (&self.cache.join, self.inputs.scrapes.count());
+        let (holdings, scrapes) = (&self.cache.holdings, self.inputs.scrapes.count());
         let mut statement = self.ledger.advance(&Observation {
             now,
-            join,
+            holdings,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
             processes: &processes_by_device(hardware, processes, plugin),
@@ -239,7 +239,7 @@ impl Publisher {
         let xids = self.xids.advance(&XidObservation {
             now,
             events: std::mem::take(&mut self.new_xids),
-            join,
+            holdings,
             inventory: &hardware.inventory,
             accounts: &statement.accounts,
             retention: settings.retention,
@@ -271,13 +271,13 @@ impl JoinCache {
             && self.settled == kubelet.settled;
         if !same {
             self.slots.update_counts(&allocations, &allocatable, &hardware.inventory, kubelet.settled);
-            let join = holders::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
-            let before = std::mem::replace(&mut self.join, join);
-            let differs = |one: &Join, other: &Join| {
-                let differing = one.holdings.iter().filter(|(key, holding)| other.holdings.get(key) != Some(holding));
+            let holdings = holders::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
+            let before = std::mem::replace(&mut self.holdings, holdings);
+            let differs = |one: &Holdings, other: &Holdings| {
+                let differing = one.by_key.iter().filter(|(key, holding)| other.by_key.get(key) != Some(holding));
                 differing.map(|(key, _)| key.gpu.clone()).collect::<BTreeSet<_>>()
             };
-            self.changed.extend(&differs(&before, &self.join) | &differs(&self.join, &before));
+            self.changed.extend(&differs(&before, &self.holdings) | &differs(&self.holdings, &before));
             (self.allocations, self.allocatable, self.settled) = (allocations, allocatable, kubelet.settled);
             self.inventory = Arc::clone(&hardware.inventory);
         }

@@ -8,7 +8,7 @@ use crate::support::agent::Running;
 use crate::support::polling::until_true;
 use crate::support::test_data;
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess};
-use podmeter::domain::holders::{HoldingKey, Join};
+use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState,
     Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, SharingForm, Snapshot, Stamped, UnixSeconds,
@@ -80,7 +80,7 @@ fn page() -> String {
         let container = ContainerRef::new(namespace, pod, "main");
         (HoldingKey { container, gpu: GPU.into(), mig: None }, holding(slot))
     });
-    let join = Join { holdings: holdings.collect(), ..Join::default() };
+    let holdings = Holdings { by_key: holdings.collect(), ..Holdings::default() };
     let mut ledger = Ledger::new(Duration::from_secs(60));
     let mut snapshot = Snapshot::default();
     for seconds in [0.0, SECONDS] {
@@ -89,7 +89,7 @@ fn page() -> String {
         let read: BTreeMap<GpuUuid, _> = [(GPU.into(), Arc::new(readings(seconds)))].into();
         let statement = ledger.advance(&Observation {
             now,
-            join: &join,
+            holdings: &holdings,
             inventory: &inventory,
             readings: &read,
             processes: &[(GPU.into(), processes(seconds))].into(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation};
-use podmeter::domain::holders::{HoldingKey, Join};
+use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, Gpu, GpuUuid, Inventory, Moment, Monotonic, SharingForm, UnattributedReason,
     UnixSeconds,
@@ -77,7 +77,7 @@ struct World {
     read: (u64, u64),
     record: GpuState,
     ledger: Ledger,
-    join: Join,
+    holdings: Holdings,
     processes: BTreeMap<GpuUuid, DeviceProcesses>,
     readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     output: Option<LedgerOutput>,
@@ -106,7 +106,7 @@ impl World {
             read: (0, 0),
             record: GpuState::default(),
             ledger: Ledger::new(LATE),
-            join: Join::default(),
+            holdings: Holdings::default(),
             processes: if by_process { [(GPU.into(), no_processes)].into() } else { BTreeMap::new() },
             readings: BTreeMap::new(),
             output: None,
@@ -135,7 +135,7 @@ impl World {
             self.now += length;
             self.busy += length * self.load;
             self.energy += length * (IDLE_WATTS + LOAD_WATTS * self.load / 100);
-            for (key, holding) in &self.join.holdings {
+            for (key, holding) in &self.holdings.by_key {
                 *self.held.entry(key.container.clone()).or_default() +=
                     length * (holding.fraction.unwrap() * 4.0) as u64;
             }
@@ -192,7 +192,7 @@ impl World {
         }
         let output = self.ledger.advance(&Observation {
             now: Moment { monotonic: self.at(), unix: UnixSeconds(self.now as f64 / 1e3) },
-            join: &self.join,
+            holdings: &self.holdings,
             inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,
@@ -216,7 +216,7 @@ impl World {
             let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
             (key, holding(GPU, sharing, share))
         };
-        self.join.holdings = holders.into_iter().map(held).collect();
+        self.holdings.by_key = holders.into_iter().map(held).collect();
         self.observe();
     }
 
@@ -313,7 +313,7 @@ impl World {
         }
         let known = output.accounts.iter().filter(|account| account.holding.is_some());
         let now: Vec<f64> = known.filter_map(|account| account.gpu_utilization_ratio).collect();
-        let is_divided = self.processes.is_empty() || self.join.holdings.len() == 1;
+        let is_divided = self.processes.is_empty() || self.holdings.by_key.len() == 1;
         if self.is_steady && is_divided && !now.is_empty() {
             let device = self.readings[&GPU.into()].fast.as_ref().unwrap().value.utilization_ratio.unwrap();
             let sum: f64 = now.iter().sum();

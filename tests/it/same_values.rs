@@ -192,11 +192,11 @@ impl Scene {
         let (allocations, allocatable) = (self.allocations(second), self.allocatable());
         let mut slots = Slots::default();
         slots.update_counts(&allocations, &allocatable, &self.inventory, true);
-        let join = holders::join(&allocations, &allocatable, &self.inventory, &slots);
+        let holdings = holders::join(&allocations, &allocatable, &self.inventory, &slots);
         let (readings, processes) = (self.readings(second), self.processes(second));
         let output = self.ledger.advance(&Observation {
             now,
-            join: &join,
+            holdings: &holdings,
             inventory: &self.inventory,
             readings: &readings,
             processes: &processes,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation};
-use podmeter::domain::holders::{HoldingKey, Join};
+use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{ContainerRef, DeviceReadings, Inventory, Owner, ProcessSmSeconds, SharingForm};
 use podmeter::hardware::{GpuReader, GpuState, Staleness};
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
@@ -43,7 +43,7 @@ struct TimeSlicedNode {
     reader: Box<dyn GpuReader>,
     totals: GpuState,
     ledger: Ledger,
-    join: Join,
+    holdings: Holdings,
 }
 
 impl TimeSlicedNode {
@@ -58,7 +58,7 @@ impl TimeSlicedNode {
             reader: session.reader(&gpu(0)).unwrap(),
             totals: GpuState::default(),
             ledger: Ledger::new(Duration::from_secs(30)),
-            join: Join { holdings: PODS.map(held).into(), ..Join::default() },
+            holdings: Holdings { by_key: PODS.map(held).into(), ..Holdings::default() },
             fake,
         }
     }
@@ -77,7 +77,7 @@ impl TimeSlicedNode {
         let processes = DeviceProcesses { has_sm_seconds, processes: used.map(owned).collect() };
         let output = self.ledger.advance(&Observation {
             now,
-            join: &self.join,
+            holdings: &self.holdings,
             inventory: &self.inventory,
             readings: &[(gpu(0), Arc::clone(&readings))].into(),
             processes: &BTreeMap::from([(gpu(0), processes)]),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::domain::attribution::{Ledger, LedgerOutput, Observation, processes_by_device, wanted_processes};
-use podmeter::domain::holders::{Join, Slots, join};
+use podmeter::domain::holders::{Holdings, Slots, join};
 use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
     PodDirectory, ProcessState, UnattributedReason, UnixSeconds,
@@ -115,7 +115,7 @@ pub struct Node {
     hardware: HardwareState,
     slots: Slots,
     allocatable: Allocatable,
-    join: Join,
+    holdings: Holdings,
     ledger: Ledger,
     last: Option<LedgerOutput>,
     accounts: BTreeMap<ContainerRef, Account>,
@@ -183,7 +183,7 @@ impl Node {
             readers,
             slots,
             allocatable,
-            join: Join::default(),
+            holdings: Holdings::default(),
             last: None,
             accounts: BTreeMap::new(),
         }
@@ -270,7 +270,7 @@ impl Node {
     fn read(&mut self, now: u64) -> bool {
         let (settings, long) = (HardwareSettings::default(), Duration::from_secs(180));
         let staleness = Staleness { fast: long, medium: long, slow: long };
-        let held: BTreeSet<&GpuUuid> = self.join.holdings.keys().map(|key| &key.gpu).collect();
+        let held: BTreeSet<&GpuUuid> = self.holdings.by_key.keys().map(|key| &key.gpu).collect();
         let mut has_read = false;
         for (gpu, Reader { reader, state, schedule, is_fresh }) in &mut self.readers {
             let due = schedule.due(at(now));
@@ -294,11 +294,12 @@ impl Node {
         };
         let allocations = Allocations { pods: self.places.iter().filter_map(pod).collect() };
         let before =
-            std::mem::replace(&mut self.join, join(&allocations, &self.allocatable, &self.inventory, &self.slots));
+            std::mem::replace(&mut self.holdings, join(&allocations, &self.allocatable, &self.inventory, &self.slots));
         self.account(now);
         for (gpu, Reader { schedule, .. }) in &mut self.readers {
-            let of = |join: &Join| join.holdings.keys().filter(|key| key.gpu == *gpu).cloned().collect::<Vec<_>>();
-            let (before, held) = (of(&before), of(&self.join));
+            let of =
+                |holdings: &Holdings| holdings.by_key.keys().filter(|key| key.gpu == *gpu).cloned().collect::<Vec<_>>();
+            let (before, held) = (of(&before), of(&self.holdings));
             if before != held {
                 schedule.request([Tier::Fast]);
                 let demand = Demand { held: !held.is_empty(), watched: false };
@@ -314,7 +315,7 @@ impl Node {
         let state = ProcessState { enabled: true, processes, ..ProcessState::default() };
         let output = self.ledger.advance(&Observation {
             now: moment(now),
-            join: &self.join,
+            holdings: &self.holdings,
             inventory: &self.inventory,
             readings: &self.hardware.readings,
             processes: &processes_by_device(&self.hardware, &state, None),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, OwnedProcess};
-use podmeter::domain::holders::{HoldingKey, Join};
+use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner,
     Process, SharingForm, Stamped, UnixSeconds,
@@ -21,7 +21,7 @@ pub const PROCESSES_EACH: usize = 2;
 pub struct Node {
     pub gpus: Vec<GpuUuid>,
     pub ledger: Ledger,
-    pub join: Join,
+    pub holdings: Holdings,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     pub processes: BTreeMap<GpuUuid, DeviceProcesses>,
     pub inventory: Inventory,
@@ -33,7 +33,7 @@ impl Node {
         Self {
             gpus: inventory.gpus.keys().cloned().collect(),
             ledger: Ledger::new(Duration::from_secs(5)),
-            join: Join::default(),
+            holdings: Holdings::default(),
             readings: BTreeMap::new(),
             processes: BTreeMap::new(),
             inventory,
@@ -56,7 +56,7 @@ impl Node {
             HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: self.gpus[gpu].clone(), mig: None };
         let slot = format!("{}::{slot}", self.gpus[gpu]);
         let holding = test_data::holding(&slot, SharingForm::TimeSlicing, 1.0 / SLOTS as f64);
-        self.join.holdings.insert(key.clone(), holding);
+        self.holdings.by_key.insert(key.clone(), holding);
         key
     }
 
@@ -94,7 +94,7 @@ impl Node {
 
     pub fn run(&mut self, second: u64) {
         let mut by_gpu: BTreeMap<GpuUuid, Vec<OwnedProcess>> = BTreeMap::new();
-        for (number, key) in self.join.holdings.keys().enumerate() {
+        for (number, key) in self.holdings.by_key.keys().enumerate() {
             let processes = by_gpu.entry(key.gpu.clone()).or_default();
             processes.extend((0..PROCESSES_EACH).map(|one| {
                 let (pid, owner) = (number * PROCESSES_EACH + one, Owner::Container(key.container.clone()));
@@ -110,7 +110,7 @@ impl Node {
         let unix = UnixSeconds(1.7e9 + second as f64);
         self.ledger.advance(&Observation {
             now: Moment { monotonic: Monotonic::from_secs(second), unix },
-            join: &self.join,
+            holdings: &self.holdings,
             inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,

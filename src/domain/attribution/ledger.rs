@@ -45,7 +45,7 @@ use self::parts::Audit;
 use self::present::PresentInputs;
 use self::weights::MigWeights;
 use super::owners::DeviceProcesses;
-use crate::domain::holders::{HoldingKey, Join};
+use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
     Account, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse, Unattributed,
 };
@@ -66,7 +66,7 @@ pub struct Ledger {
 /// The inputs at one moment.
 pub struct Observation<'a> {
     pub now: Moment,
-    pub join: &'a Join,
+    pub holdings: &'a Holdings,
     pub inventory: &'a Inventory,
     pub readings: &'a BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// By GPU; one that is not in it has no process data.
@@ -124,7 +124,7 @@ impl Ledger {
     fn update_holders(&mut self, observation: &Observation<'_>) {
         let now = observation.now;
         self.sequence += 1;
-        for (key, holding) in &observation.join.holdings {
+        for (key, holding) in &observation.holdings.by_key {
             let device = self.devices.entry(key.gpu.clone()).or_insert_with(|| DeviceLedger::new(&key.gpu, now));
             if let Some(holder) = device.accounts.get_mut(key) {
                 holder.hold(holding, now, self.sequence);

@@ -7,7 +7,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::domain::holders::{HoldingKey, Join};
+use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
     Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, XidClass, XidEvent,
 };
@@ -33,7 +33,7 @@ pub struct XidObservation<'a> {
     pub now: Moment,
     /// Received since the last observation.
     pub events: Vec<ClassedXid>,
-    pub join: &'a Join,
+    pub holdings: &'a Holdings,
     pub inventory: &'a Inventory,
     /// As they are now: a count stays as long as its container's account.
     pub accounts: &'a [Account],
@@ -96,7 +96,7 @@ impl ContainerXids {
 /// The one container that holds what the XID concerns, with its MIG device if that is one.
 fn xid_key(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidKey> {
     let concerned = concerned_mig_devices(event, observation.inventory);
-    let of_gpu = observation.join.holdings.keys().filter(|key| key.gpu == event.gpu);
+    let of_gpu = observation.holdings.by_key.keys().filter(|key| key.gpu == event.gpu);
     let is_concerned =
         |key: &&HoldingKey| concerned.is_empty() || key.mig.as_ref().is_none_or(|mig| concerned.contains(mig));
     let held: Vec<&HoldingKey> = of_gpu.filter(is_concerned).collect();

@@ -21,9 +21,10 @@ pub struct HoldingKey {
     pub mig: Option<MigUuid>,
 }
 
+/// Who holds which device, and what of the kubelet's devices does not match the hardware.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Join {
-    pub holdings: BTreeMap<HoldingKey, Holding>,
+pub struct Holdings {
+    pub by_key: BTreeMap<HoldingKey, Holding>,
     pub unresolved: Vec<UnresolvedDevices>,
     /// By `ClaimDevice::key`.
     pub claims: Vec<ClaimGpu>,
@@ -66,13 +67,13 @@ struct ResolvedAllocations<'a> {
     device_claims: BTreeMap<DeviceRef, DeviceClaims<'a>>,
 }
 
-pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
+pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Holdings {
     let resolved = ResolvedAllocations::new(allocations, inventory);
     let holdings = resolved.holdings(slots, inventory);
     let unresolved =
         |((resource, form), ids): (_, BTreeSet<_>)| UnresolvedDevices { resource, form, devices: ids.len() };
-    Join {
-        holdings: within_each_gpu(holdings),
+    Holdings {
+        by_key: within_each_gpu(holdings),
         unresolved: resolved.unresolved.into_iter().map(unresolved).collect(),
         claims: resolved.claims.into_values().collect(),
         drift: drift(allocations, allocatable, inventory),

@@ -27,7 +27,7 @@ mod unconfirmed;
 mod unlisted;
 
 pub use held::{HeldHardware, OtherHolders, other_offer};
-pub use join::{HoldingKey, Join, Slots, join};
+pub use join::{HoldingKey, Holdings, Slots, join};
 pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
 pub use unconfirmed::Unconfirmed;
 pub use unlisted::{UnlistedGpus, expected_on_bus};

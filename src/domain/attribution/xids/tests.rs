@@ -9,7 +9,7 @@ const RETENTION: Duration = Duration::from_secs(300);
 #[derive(Default)]
 struct Node {
     xids: ContainerXids,
-    join: Join,
+    holdings: Holdings,
     inventory: Inventory,
     accounts: Vec<Account>,
     scrapes: u64,
@@ -46,7 +46,7 @@ impl Node {
             ..Account::new(main(pod), GPU.into(), mig.map(Into::into), UnixSeconds(7.0))
         };
         let key = HoldingKey { container: main(pod), gpu: GPU.into(), mig: mig.map(Into::into) };
-        self.join.holdings.insert(key, holding);
+        self.holdings.by_key.insert(key, holding);
         self.accounts.push(account);
     }
 
@@ -56,7 +56,7 @@ impl Node {
         let xids = self.xids.advance(&XidObservation {
             now: moment(at),
             events: events.iter().map(|event| ClassedXid { event: event.clone(), class }).collect(),
-            join: &self.join,
+            holdings: &self.holdings,
             inventory: &self.inventory,
             accounts: &self.accounts,
             retention: RETENTION,

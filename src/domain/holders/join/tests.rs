@@ -13,25 +13,25 @@ fn offering(resource: &str, ids: &[&str]) -> Allocatable {
 }
 
 /// "pod gpu-or-mig sharing share" of every holding.
-fn held(join: &Join) -> Vec<String> {
+fn held(holdings: &Holdings) -> Vec<String> {
     let line = |(key, holding): (&HoldingKey, &Holding)| {
         let device = key.mig.as_ref().map_or_else(|| key.gpu.as_str(), MigUuid::as_str);
         let share = holding.fraction.map_or_else(|| "unknown".to_owned(), |share| format!("{share:.4}"));
         format!("{} {} {} {share}", key.container.pod, &device[..5], holding.sharing.into_str())
     };
-    join.holdings.iter().map(line).collect()
+    holdings.by_key.iter().map(line).collect()
 }
 
-fn joined(containers: Vec<Container>, allocatable: &Allocatable) -> Join {
+fn joined(containers: Vec<Container>, allocatable: &Allocatable) -> Holdings {
     let mut slots = Slots::default();
     slots.update_counts(&allocations(containers.clone()), allocatable, &inventory(), true);
     join(&allocations(containers), allocatable, &inventory(), &slots)
 }
 
-fn check(containers: Vec<Container>, allocatable: &Allocatable, expected: &[&str]) -> Join {
-    let join = joined(containers, allocatable);
-    assert_eq!(held(&join), expected);
-    join
+fn check(containers: Vec<Container>, allocatable: &Allocatable, expected: &[&str]) -> Holdings {
+    let holdings = joined(containers, allocatable);
+    assert_eq!(held(&holdings), expected);
+    holdings
 }
 
 #[test]
@@ -42,8 +42,8 @@ fn slots_of_a_resource_whose_plugin_reports_mps_are_shared_by_mps() {
     assert!(slots.set_mps(["x/mps".into()].into()) && !slots.set_mps(["x/mps".into()].into()));
     let of = |container: &Container, slots: &Slots| {
         let allocations = allocations(vec![container.clone()]);
-        let join = join(&allocations, &Allocatable::default(), &inventory(), slots);
-        join.holdings.into_values().next().unwrap().sharing
+        let holdings = join(&allocations, &Allocatable::default(), &inventory(), slots);
+        holdings.by_key.into_values().next().unwrap().sharing
     };
     assert_eq!((of(&shared, &slots), of(&other, &slots)), (SharingForm::Mps, SharingForm::TimeSlicing));
     let whole = container("p", &[("x/mps", A)], &[]);
@@ -65,29 +65,29 @@ fn every_form_resolves_to_its_hardware() {
         ("nvidia1/vgpu3".to_owned(), vec!["p GPU-a time_slicing unknown"]),
         ("nvidia0/gi2/vgpu0".to_owned(), vec!["p MIG-2 time_slicing unknown"]),
     ] {
-        let join = check(vec![container("p", &[("any.example/name", &id)], &[])], &none, &expected);
-        assert!(join.unresolved.is_empty(), "{id}");
+        let holdings = check(vec![container("p", &[("any.example/name", &id)], &[])], &none, &expected);
+        assert!(holdings.unresolved.is_empty(), "{id}");
     }
     for (device, expected) in [
         ("gpu-1", "p GPU-a exclusive 1.0000"),
         ("gpu-0-mig-1g10gb-19-4", "p MIG-1 mig 0.1429"),
         ("gpu-0-mig-9-0-4", "p MIG-2 mig 0.4286"),
     ] {
-        let join = check(vec![container("p", &[], &[("gpu.nvidia.com", device)])], &none, &[expected]);
-        assert_eq!(join.claims.len(), 1, "{device}");
+        let holdings = check(vec![container("p", &[], &[("gpu.nvidia.com", device)])], &none, &[expected]);
+        assert_eq!(holdings.claims.len(), 1, "{device}");
     }
 }
 
 #[test]
 fn the_minor_number_joins_and_the_index_does_not() {
     let containers = vec![container("p", &[("nvidia.com/gpu", "nvidia0")], &[])];
-    let join = joined(containers, &Allocatable::default());
-    assert_eq!(join.holdings.keys().next().map(|key| key.gpu.as_str()), Some(B));
+    let holdings = joined(containers, &Allocatable::default());
+    assert_eq!(holdings.by_key.keys().next().map(|key| key.gpu.as_str()), Some(B));
 }
 
 #[test]
 fn what_does_not_resolve_is_counted_with_its_form() {
-    let join = check(
+    let holdings = check(
         vec![container(
             "p",
             &[
@@ -105,7 +105,8 @@ fn what_does_not_resolve_is_counted_with_its_form() {
         &Allocatable::default(),
         &[],
     );
-    let counted: Vec<_> = join.unresolved.iter().map(|row| (row.resource.as_str(), row.form, row.devices)).collect();
+    let counted: Vec<_> =
+        holdings.unresolved.iter().map(|row| (row.resource.as_str(), row.form, row.devices)).collect();
     assert_eq!(
         counted,
         [
@@ -148,8 +149,8 @@ fn a_holder_of_a_slot_that_is_no_longer_offered_holds_one_of_those_offered() {
     let mut known = Slots::default();
     known.update_counts(&holder, &slots_of_a(8), &inventory(), true);
     known.update_counts(&holder, &slots_of_a(4), &inventory(), true);
-    let join = join(&holder, &slots_of_a(4), &inventory(), &known);
-    assert_eq!(held(&join), ["p GPU-a time_slicing 0.2500"]);
+    let holdings = join(&holder, &slots_of_a(4), &inventory(), &known);
+    assert_eq!(held(&holdings), ["p GPU-a time_slicing 0.2500"]);
 }
 
 #[test]
@@ -157,9 +158,9 @@ fn holders_together_have_at_most_the_whole_gpu() {
     let offered = offering("nvidia.com/gpu", &[&format!("{A}::0"), &format!("{A}::1")]);
     let slot = |name, slot| container(name, &[("nvidia.com/gpu", &format!("{A}::{slot}"))], &[]);
     let claim = container("claim", &[], &[("gpu.nvidia.com", "gpu-1")]);
-    let join = joined(vec![slot("one", 0), slot("two", 1), claim], &offered);
-    let sum: f64 = join.holdings.values().filter_map(|holding| holding.fraction).sum();
-    assert!((sum - 1.0).abs() < 1e-9, "{:?}", held(&join));
+    let holdings = joined(vec![slot("one", 0), slot("two", 1), claim], &offered);
+    let sum: f64 = holdings.by_key.values().filter_map(|holding| holding.fraction).sum();
+    assert!((sum - 1.0).abs() < 1e-9, "{:?}", held(&holdings));
 }
 
 #[test]
@@ -183,21 +184,21 @@ fn an_observer_is_joined_and_holds_nothing() {
     lost.claims[0].record.allocation = Some(allocation);
     let containers = vec![container("holder", &[], &claim), observer, lost];
     assert!(!HeldHardware::new(&containers[1..], &inventory()).contains(&A.into()));
-    let join = check(containers, &Allocatable::default(), &["holder GPU-a exclusive 1.0000"]);
-    assert_eq!(join.claims.len(), 2);
-    assert_eq!(join.unresolved, [], "of what is held");
+    let holdings = check(containers, &Allocatable::default(), &["holder GPU-a exclusive 1.0000"]);
+    assert_eq!(holdings.claims.len(), 2);
+    assert_eq!(holdings.unresolved, [], "of what is held");
 }
 
 #[test]
 fn a_device_is_divided_by_claims_and_a_claims_part_by_its_containers() {
     let mut containers = ["a", "b", "c"].map(|name| container(name, &[], &[("gpu.nvidia.com", "gpu-1")])).to_vec();
     containers[2].claims[0].claim = "another".into();
-    let join = check(
+    let holdings = check(
         containers,
         &Allocatable::default(),
         &["a GPU-a time_slicing 0.2500", "b GPU-a time_slicing 0.2500", "c GPU-a time_slicing 0.5000"],
     );
-    let weights: Vec<f64> = join.holdings.values().map(|holding| holding.weight).collect();
+    let weights: Vec<f64> = holdings.by_key.values().map(|holding| holding.weight).collect();
     assert_eq!(weights, [0.5, 0.5, 1.0]);
 }
 

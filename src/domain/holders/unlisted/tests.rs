@@ -366,9 +366,9 @@ fn an_id_that_is_no_gpus_is_counted_by_its_form_where_nvidia_writes_it() {
     ] {
         let offered = [(resource.into(), [id.into()].into())].into();
         let offered = Allocatable { devices: offered, ..Allocatable::default() };
-        let join = join(&holding(&[(resource, id)]), &offered, &state.inventory, &Slots::default());
-        let counted: Vec<_> = join.unresolved.iter().map(|row| (row.form, row.devices)).collect();
-        assert_eq!((counted, join.holdings.len()), (vec![(form, 1)], 0), "{resource} {id}");
-        assert_eq!(join.drift, [], "what NVIDIA's plugins should offer is unknown: {id}");
+        let holdings = join(&holding(&[(resource, id)]), &offered, &state.inventory, &Slots::default());
+        let counted: Vec<_> = holdings.unresolved.iter().map(|row| (row.form, row.devices)).collect();
+        assert_eq!((counted, holdings.by_key.len()), (vec![(form, 1)], 0), "{resource} {id}");
+        assert_eq!(holdings.drift, [], "what NVIDIA's plugins should offer is unknown: {id}");
     }
 }

@@ -27,7 +27,7 @@ impl World {
             gpu: GPU.into(),
             mig: mig.map(MigUuid::from),
         };
-        self.join.holdings.insert(key, test_data::holding(GPU, sharing, share));
+        self.holdings.by_key.insert(key, test_data::holding(GPU, sharing, share));
     }
 
     /// Owner, SM-seconds, memory.
@@ -150,7 +150,7 @@ fn a_new_exclusive_holder_does_not_show_values_of_the_last_one() {
     };
     assert_eq!(now(&mut case, 0, 80, None), Some((Some(80), None, None)));
     assert_eq!(now(&mut case, 10, 80, Some(0.9)), Some((Some(80), Some(0.9), Some(0.9))));
-    case.join.holdings.clear();
+    case.holdings.by_key.clear();
     assert_eq!(now(&mut case, 11, 80, Some(0.9)), None);
     for pod in ["b", "a"] {
         case.hold(pod, None, SharingForm::Exclusive, 1.0);
@@ -158,7 +158,7 @@ fn a_new_exclusive_holder_does_not_show_values_of_the_last_one() {
         assert_eq!(now(&mut case, start, 80, Some(0.9)), Some((None, None, None)), "of the pass before it");
         assert_eq!(now(&mut case, start + 8, 5, Some(0.2)), Some((Some(5), None, None)), "the mean of both");
         assert_eq!(now(&mut case, start + 18, 5, Some(0.1)), Some((Some(5), Some(0.1), Some(0.1))));
-        case.join.holdings.clear();
+        case.holdings.by_key.clear();
         now(&mut case, start + 19, 5, Some(0.1));
     }
 }
@@ -272,7 +272,7 @@ fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_show
     case.run(&[(owner("a"), 5.0, 40)]);
     case.reading(20, Some(5.0), 2500.0, full(40));
     // The kubelet no longer lists it; its process is on the list that was read before, and has worked since.
-    case.join = Join::default();
+    case.holdings = Holdings::default();
     let published = case.at(21);
     let unattributed = |published: &LedgerOutput| published.unattributed[0].clone();
     let of_ended = |bytes: u64| BTreeMap::from([(UnattributedReason::Ended, bytes)]);

@@ -4,10 +4,10 @@ use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, ContainerRef, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason};
 use crate::test_data;
 
-fn held_by(pods: &[&str], sharing: SharingForm, share: f64) -> Join {
+fn held_by(pods: &[&str], sharing: SharingForm, share: f64) -> Holdings {
     let key = |pod: &&str| HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
-    let holdings = pods.iter().map(|pod| (key(pod), test_data::holding(GPU, sharing, share))).collect();
-    Join { holdings, ..Join::default() }
+    let by_key = pods.iter().map(|pod| (key(pod), test_data::holding(GPU, sharing, share))).collect();
+    Holdings { by_key, ..Holdings::default() }
 }
 
 impl World {
@@ -24,8 +24,8 @@ impl World {
         self.tick(milliseconds)
     }
 
-    fn relate(&mut self, milliseconds: u64, join: Join) -> Vec<Account> {
-        self.join = join;
+    fn relate(&mut self, milliseconds: u64, holdings: Holdings) -> Vec<Account> {
+        self.holdings = holdings;
         self.tick(milliseconds)
     }
 
@@ -34,7 +34,7 @@ impl World {
     }
 }
 
-fn exclusive(pods: &[&str]) -> Join {
+fn exclusive(pods: &[&str]) -> Holdings {
     held_by(pods, SharingForm::Exclusive, 1.0)
 }
 
@@ -189,9 +189,9 @@ fn slow_sampling_is_not_lateness() {
 fn without_a_known_share_nothing_is_counted() {
     let mut world = World::new(5);
     world.read(0, Some(0.0), None);
-    let mut join = held_by(&["a"], SharingForm::TimeSlicing, 1.0);
-    join.holdings.values_mut().for_each(|holding| holding.fraction = None);
-    world.relate(0, join);
+    let mut holdings = held_by(&["a"], SharingForm::TimeSlicing, 1.0);
+    holdings.by_key.values_mut().for_each(|holding| holding.fraction = None);
+    world.relate(0, holdings);
     assert_eq!(world.read(1000, Some(1.0), None)[0].counters.allocated_seconds, None);
 }
 

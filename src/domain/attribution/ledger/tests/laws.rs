@@ -50,7 +50,7 @@ impl Trial {
         let world = &self.world;
         self.ledger.advance(&Observation {
             now: world.moment(),
-            join: &world.join,
+            holdings: &world.holdings,
             inventory: &world.inventory,
             readings: &world.readings,
             processes: &world.processes,
@@ -274,7 +274,7 @@ fn the_order_of_processes_does_not_matter_and_an_unchanged_world_changes_nothing
             let observe = |ledger: &mut Ledger, processes| {
                 ledger.advance(&Observation {
                     now: world.moment(),
-                    join: &world.join,
+                    holdings: &world.holdings,
                     inventory: &world.inventory,
                     readings: &world.readings,
                     processes,

@@ -26,7 +26,7 @@ fn moment(milliseconds: u64) -> Moment {
 /// A ledger with one device whose holders, processes and readings the test sets.
 struct World {
     ledger: Ledger,
-    join: Join,
+    holdings: Holdings,
     inventory: Inventory,
     readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     processes: BTreeMap<GpuUuid, DeviceProcesses>,
@@ -41,7 +41,7 @@ impl World {
     fn new(readings_late: u64) -> Self {
         Self {
             ledger: Ledger::new(Duration::from_secs(readings_late)),
-            join: Join::default(),
+            holdings: Holdings::default(),
             inventory: Inventory::default(),
             readings: BTreeMap::new(),
             processes: BTreeMap::new(),
@@ -54,7 +54,7 @@ impl World {
     fn observe(&mut self, milliseconds: u64) -> LedgerOutput {
         let published = self.ledger.advance(&Observation {
             now: moment(milliseconds),
-            join: &self.join,
+            holdings: &self.holdings,
             inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,

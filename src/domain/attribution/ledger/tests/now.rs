@@ -13,7 +13,7 @@ impl World {
         for pod in pods {
             let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
             let holding = test_data::holding(GPU, SharingForm::TimeSlicing, 1.0 / pods.len() as f64);
-            world.join.holdings.insert(key, holding);
+            world.holdings.by_key.insert(key, holding);
         }
         world.observe(0);
         world
@@ -71,7 +71,7 @@ fn a_holding_shows_what_it_does_since_it_began_and_nothing_before() {
     world.now(0, 0.0);
     assert_eq!(world.now(8000, 8.0), [Some(1.0)]);
     let key = HoldingKey { container: ContainerRef::new("team", "b", "main"), gpu: GPU.into(), mig: None };
-    world.join.holdings.insert(key, test_data::holding(GPU, SharingForm::TimeSlicing, 0.5));
+    world.holdings.by_key.insert(key, test_data::holding(GPU, SharingForm::TimeSlicing, 0.5));
     let accounts = world.observe(9000).accounts;
     assert_eq!(accounts[1].gpu_utilization_ratio, None);
     // In a GPU that is all busy: of two seconds one alone.

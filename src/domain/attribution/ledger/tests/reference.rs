@@ -8,7 +8,7 @@ use super::parts::Segment;
 use super::segments;
 use super::worlds::{LATE_TICKS, MigReading, Reading, TICK_SECONDS, Tick};
 use crate::domain::attribution::OwnedProcess;
-use crate::domain::holders::{HoldingKey, Join};
+use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{Allocations, ClaimDevice, ClaimHardware, Holding, Inventory, Owner, UnattributedReason};
 
 /// A container on a device, as the reference counts it.
@@ -360,7 +360,7 @@ fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
 
 /// A slow and obvious division of devices by claims: a claim that holds has its part of the device, and each of its
 /// containers the same part of that; an observer has none.
-pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventory) {
+pub fn check_claims(allocations: &Allocations, holdings: &Holdings, inventory: &Inventory) {
     let mut expected: BTreeMap<HoldingKey, f64> = BTreeMap::new();
     let listed =
         || allocations.containers().flat_map(|container| container.claims.iter().map(move |claim| (container, claim)));
@@ -394,15 +394,15 @@ pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventor
             *expected.entry(key).or_default() += whole * part;
         }
     }
-    let held = join.holdings.iter().filter(|(_, holding)| holding.resource.is_none());
+    let held = holdings.by_key.iter().filter(|(_, holding)| holding.resource.is_none());
     let found: BTreeMap<&HoldingKey, f64> = held.map(|(key, holding)| (key, holding.fraction.unwrap())).collect();
     assert_eq!(found.keys().copied().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (key, share) in found {
         assert!((share - expected[key]).abs() < 1e-9, "{key:?}: {share}, not {}", expected[key]);
     }
-    assert!(join.claims.is_sorted_by_key(|joined| joined.claim.key()), "a search finds each");
+    assert!(holdings.claims.is_sorted_by_key(|joined| joined.claim.key()), "a search finds each");
     for (container, claim) in listed() {
-        let joined = join.claims.iter().find(|joined| joined.claim.is_same_share(claim));
+        let joined = holdings.claims.iter().find(|joined| joined.claim.is_same_share(claim));
         assert!(joined.is_some(), "{:?} of {:?} is not joined", claim.device, container.reference);
     }
 }

@@ -65,7 +65,7 @@ pub struct World {
     pub histories: Vec<History>,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     pub processes: BTreeMap<GpuUuid, DeviceProcesses>,
-    pub join: Join,
+    pub holdings: Holdings,
     allocatable: Allocatable,
     slots: Slots,
     /// By device and place on it: the holder.
@@ -98,7 +98,7 @@ impl World {
             inventory,
             readings: BTreeMap::new(),
             processes: BTreeMap::new(),
-            join: Join::default(),
+            holdings: Holdings::default(),
             allocatable,
             slots,
             grants: BTreeMap::new(),
@@ -196,10 +196,10 @@ impl World {
             }
         }
         let allocations = Allocations { pods: containers.into_values().map(test_data::pod).collect() };
-        self.join = join(&allocations, &self.allocatable, &self.inventory, &self.slots);
-        check_claims(&allocations, &self.join, &self.inventory);
+        self.holdings = join(&allocations, &self.allocatable, &self.inventory, &self.slots);
+        check_claims(&allocations, &self.holdings, &self.inventory);
         for (board, history) in self.boards.iter().zip(&mut self.histories) {
-            let holdings = self.join.holdings.iter().filter(|(key, _)| key.gpu == board.uuid);
+            let holdings = self.holdings.by_key.iter().filter(|(key, _)| key.gpu == board.uuid);
             let holdings: BTreeMap<_, _> = holdings.map(|(key, holding)| (key.clone(), holding.clone())).collect();
             *history.last_mut().unwrap() = Arc::new(holdings);
         }
