@@ -1,4 +1,4 @@
-//! How often each clock event reason was active lately, and how often it became active.
+//! Counts how often each clock event reason was active in the last five minutes, and how often it became active.
 //!
 //! In: medium readings with their time. Out: the same readings with the counts. Does not use: drivers, clocks.
 
@@ -15,13 +15,13 @@ pub struct ClockEvents {
 #[derive(Debug, Default)]
 struct ReasonCounts {
     active: RecentCount,
-    /// In the last reading; `None` after a gap.
+    /// Whether it was active in the last reading; `None` after a gap.
     was_active: Option<bool>,
     starts: u64,
 }
 
 impl ClockEvents {
-    /// A reason that is active in the first reading, or in the first after a gap, has not become active.
+    /// Adds the counts to a reading. In the first reading, and the first after a gap, no reason becomes active.
     pub fn count(&mut self, at: Monotonic, medium: &mut Medium) {
         for (name, reason) in &mut self.reasons {
             reason.was_active = reason.was_active.filter(|_| medium.clock_events.contains_key(name));
@@ -39,7 +39,7 @@ impl ClockEvents {
         medium.clock_event_starts = reasons().map(|(name, reason)| (name, reason.starts)).collect();
     }
 
-    /// Nothing is known of the time until the next reading.
+    /// Begins a gap, until the next reading.
     pub fn interrupt(&mut self) {
         self.reasons.values_mut().for_each(|reason| reason.was_active = None);
     }
@@ -51,7 +51,7 @@ mod tests {
 
     const IDLE: &str = "idle";
 
-    /// Samples and starts of the reason after each reading; `None`: no reading of it.
+    /// The samples and starts of the reason after each reading; `None`: a reading without it.
     fn counts(readings: &[(u64, Option<bool>)]) -> Vec<(u64, u64)> {
         let mut events = ClockEvents::default();
         let count = |(second, is_active): &(u64, Option<bool>)| {

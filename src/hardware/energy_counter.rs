@@ -8,21 +8,21 @@ type Reading = (Monotonic, u64);
 
 #[derive(Debug, Default)]
 pub struct EnergyCounter {
-    /// The last that continued from the one before.
+    /// The last reading that continued from the one before.
     accepted: Option<Reading>,
-    /// A later one that did not: after a restart the next one continues from it.
+    /// A later reading that did not: after a restart the next one continues from it.
     unconfirmed: Option<Reading>,
 }
 
 impl EnergyCounter {
-    /// The joules since an earlier reading, with its time; `None` where it continues from none.
+    /// Adds a reading. Returns the time of the reading that it continues from, if any, and the joules since then.
     pub fn add_reading(&mut self, at: Monotonic, counter: u64) -> Option<(Monotonic, f64)> {
         let gain = |before: Option<Reading>| {
             let (then, before) = before?;
             let joules = counter.checked_sub(before)? as f64 / 1000.0;
             (joules <= plausible::POWER.most() * (at.since(then).as_secs_f64() + 1.0)).then_some((then, joules))
         };
-        // A running counter rises: one that stays at a wrong value is no restart.
+        // A running counter rises: one that stays at a wrong value has not restarted.
         let since_restart = || gain(self.unconfirmed).filter(|(_, joules)| *joules > 0.0);
         let gained = gain(self.accepted).or_else(since_restart);
         let reading = Some((at, counter));
@@ -30,12 +30,12 @@ impl EnergyCounter {
         gained
     }
 
-    /// The last reading was a restart or a fault: the next one shows which.
+    /// Whether the last reading was a restart or a fault: the next one shows which.
     pub fn is_unconfirmed(&self) -> bool {
         self.unconfirmed.is_some()
     }
 
-    /// In millijoules.
+    /// The last accepted value, in millijoules.
     pub fn value(&self) -> Option<u64> {
         self.accepted.map(|(_, counter)| counter)
     }
@@ -45,7 +45,7 @@ impl EnergyCounter {
 mod tests {
     use super::*;
 
-    /// Readings once a second, in joules, with the value and the gain after each.
+    /// Checks the value and the gain after each of the readings, which are in joules, once a second.
     fn check(readings: &[(u64, Option<u64>, Option<f64>)]) {
         let mut energy = EnergyCounter::default();
         for (second, (joules, value, gain)) in (1..).zip(readings) {
@@ -68,7 +68,7 @@ mod tests {
                 (900_003_600, Some(900_003_600), Some(1800.0)),
             ]);
         }
-        // Of a counter that has just started.
+        // The counter has just started.
         check(&[
             (1000, None, None),
             (1600, Some(1600), Some(600.0)),
@@ -85,7 +85,7 @@ mod tests {
             (300, Some(900_000_600), None),
             (900, Some(900), Some(600.0)),
             (1500, Some(1500), Some(600.0)),
-            // Another one.
+            // A second restart.
             (100, Some(1500), None),
             (700, Some(700), Some(600.0)),
         ]);

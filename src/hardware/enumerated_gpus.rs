@@ -23,13 +23,13 @@ pub struct EnumeratedGpus {
     clock: Clock,
     to_supervisor: SupervisorSender,
     settings: HardwareSettings,
-    /// Of the last list.
+    /// The number of the last list.
     generation: u64,
-    /// The last list, and as not present every GPU that was listed before.
+    /// The last list, with every GPU that was listed before as not present.
     inventory: Arc<Inventory>,
     members: BTreeMap<GpuUuid, EnumeratedGpu>,
     modules: ModuleEnergy,
-    /// The GPUs that containers hold, and those that somebody watches.
+    /// The GPUs that containers hold.
     held: BTreeSet<GpuUuid>,
     watched: BTreeSet<GpuUuid>,
 }
@@ -40,22 +40,22 @@ struct EnumeratedGpu {
     worker: Option<Thread<WorkerCommand>>,
     /// Why its thread could not be started, which has been logged.
     no_thread: Option<Arc<str>>,
-    /// Since when, and what it reads.
+    /// When the pass began, and the tiers that it reads.
     pass_under_way: Option<(Monotonic, Due)>,
     /// The tier that this pass reads for the first time.
     reads_first: Option<Tier>,
-    /// Of the last list that replaced or ended its reader: a pass by the handles of an older list does not count.
+    /// The number of the last list that replaced or ended its reader: a pass by handles of an older one does not count.
     generation: u64,
-    /// The session's inventory names it.
+    /// Whether the session's inventory has it.
     listed: bool,
-    /// It was found lost because the driver did not list it any more.
+    /// Whether it was found lost because the driver did not list it any more.
     lost_because_unlisted: bool,
     /// The generation in which it was last found lost: a loss found with older handles does not count for `all_lost`.
     lost_in: Option<u64>,
     schedule: Schedule,
-    /// Its totals are integrated from present values.
+    /// Whether its totals are integrated from present values.
     reads_present_values: bool,
-    /// No pass begins before: it is lost, or has no thread.
+    /// The earliest time of the next pass, for a GPU that is lost or has no thread.
     retry: Monotonic,
     retries: Backoff,
 }
@@ -129,7 +129,7 @@ impl EnumeratedGpus {
         self.change_demand(now);
     }
 
-    /// Starts a pass on each GPU for which something is due, unless one is under way; returns which.
+    /// Starts a pass on each GPU for which a tier is due, unless one is under way; returns these GPUs.
     pub fn start_passes(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) -> BTreeSet<GpuUuid> {
         let mut started = BTreeSet::new();
         let common = self.common_first_tier(now);
@@ -153,14 +153,14 @@ impl EnumeratedGpus {
         started
     }
 
-    /// When a pass is due on a GPU without one under way.
+    /// When the next pass is due on a GPU without one under way.
     pub fn next_pass(&self, now: Monotonic) -> Option<Monotonic> {
         let common = self.common_first_tier(now);
         self.members.values().filter_map(|member| member.next_pass(common)).min()
     }
 
-    /// Of new readers, the tier that all of them read before any reads the next: the health of every GPU comes before the use
-    /// of one. A GPU that takes long, is lost or has no thread is not waited for.
+    /// The tier that all new readers read before any reads the next: the health of every GPU comes before the use of
+    /// one. A GPU that takes long, is lost or has no thread delays no other.
     fn common_first_tier(&self, now: Monotonic) -> Option<Tier> {
         let answers = |member: &&EnumeratedGpu| {
             let since = member.pass_under_way.as_ref().map(|(since, _)| *since);
@@ -181,7 +181,8 @@ impl EnumeratedGpus {
         }
     }
 
-    /// The GPUs that containers hold. Where the holders have changed, the fast tier is read, so that each has its own part.
+    /// Sets the GPUs that containers hold. Reads the fast tier of those whose holders have changed, so that the use
+    /// before is that of the earlier holders.
     pub fn set_held(&mut self, held: BTreeSet<GpuUuid>, changed: &BTreeSet<GpuUuid>, now: Monotonic) {
         for gpu in changed {
             if let Some(member) = self.members.get_mut(gpu) {
@@ -192,7 +193,7 @@ impl EnumeratedGpus {
         self.change_demand(now);
     }
 
-    /// The GPUs that somebody watches.
+    /// Sets the GPUs that a page or `top` shows.
     pub fn set_watched(&mut self, watched: BTreeSet<GpuUuid>, now: Monotonic) {
         self.watched = watched;
         self.change_demand(now);
@@ -205,12 +206,12 @@ impl EnumeratedGpus {
         }
     }
 
-    /// True for a pass with valid handles.
+    /// Whether the pass used valid handles.
     pub fn is_current(&self, report: &PassReport) -> bool {
         self.members.get(&report.gpu).is_some_and(|member| member.generation == report.generation)
     }
 
-    /// False for a pass that read the list of processes alone, without a new one.
+    /// Whether the pass is to be published: not one that read the list of processes alone and found no new process.
     pub fn is_news(&self, report: &PassReport) -> bool {
         let known = self.members.get(&report.gpu).map(|member| &member.state);
         report.pass.status != PassStatus::Answers
@@ -218,7 +219,7 @@ impl EnumeratedGpus {
             || known.is_none_or(|state| report.pass.pids.iter().flatten().any(|pid| !state.knows_process(*pid)))
     }
 
-    /// A pass that is not current only ends.
+    /// Applies a finished pass; one that is not current adds no readings.
     pub fn apply_pass(&mut self, report: PassReport, is_current: bool, now: Monotonic) {
         let Some(member) = self.members.get_mut(&report.gpu) else { return };
         (member.pass_under_way, member.reads_first) = (None, None);
@@ -282,8 +283,8 @@ impl EnumeratedGpus {
         }
     }
 
-    /// True when every listed GPU was found lost in its present generation; every known one where none is listed. GPUs
-    /// that are stuck do not count.
+    /// Whether every listed GPU, or every known one where none is listed, was found lost in its present generation.
+    /// Stuck GPUs do not count.
     pub fn all_lost(&self) -> bool {
         let any_listed = self.members.values().any(|member| member.listed);
         let queried = self.members.values().filter(|member| member.listed || !any_listed);
@@ -291,7 +292,7 @@ impl EnumeratedGpus {
         queried.peek().is_some() && queried.all(|member| member.lost_in == Some(member.generation))
     }
 
-    /// Marks GPUs whose pass is overdue and withdraws their readings; returns those.
+    /// Marks GPUs whose pass is overdue and withdraws their readings; returns these GPUs.
     pub fn mark_stuck(&mut self, now: Monotonic) -> Vec<GpuUuid> {
         let mut marked = Vec::new();
         for (uuid, member) in &mut self.members {
@@ -314,13 +315,13 @@ impl EnumeratedGpus {
         stuck.filter_map(|member| member.pass_under_way.as_ref()).flat_map(|(_, due)| due).copied().collect()
     }
 
-    /// GPUs with a stuck call.
+    /// The GPUs with a stuck call.
     pub fn stuck(&self) -> impl Iterator<Item = &GpuUuid> {
         self.members.iter().filter(|(_, member)| member.state.stuck).map(|(uuid, _)| uuid)
     }
 
     /// Withdraws all readings and requests that the workers drop their readers. Returns the GPUs whose workers will report
-    /// that: not stuck ones.
+    /// that they have: all but stuck ones.
     pub fn drop_readers(&mut self) -> BTreeSet<GpuUuid> {
         let mut pending = BTreeSet::new();
         for (uuid, member) in &mut self.members {
@@ -356,7 +357,7 @@ impl EnumeratedGpus {
 }
 
 impl EnumeratedGpu {
-    /// When a pass is due, unless one is under way, or others are to read the `common` tier first.
+    /// When a pass is due; `None` while one is under way, or while others have to read the `common` tier first.
     fn next_pass(&self, common: Option<Tier>) -> Option<Monotonic> {
         let has_thread = self.worker.as_ref().is_some_and(|worker| !worker.has_ended());
         let waits_for_others = common.zip(self.schedule.first_unread()).is_some_and(|(common, own)| common < own);
@@ -382,7 +383,7 @@ impl EnumeratedGpu {
             return;
         }
         if self.pass_under_way.take().is_some() {
-            // A panic ended it.
+            // A panic ended the pass.
             self.reads_first = None;
             self.schedule.restart();
         }

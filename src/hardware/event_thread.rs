@@ -19,15 +19,15 @@ use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{GpuUuid, Moment, Monotonic, SourceStatus, XidEvent, XidInstance};
 
-/// The longest wait; an ending session is released within it.
+/// The longest wait for an event; an ending session is released within it.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The wait for the next of several events. Not zero: the driver's behaviour for zero is not documented.
 const NEXT_PATIENCE: Duration = Duration::from_millis(1);
 /// The most events that are read before their XIDs and the notice are sent.
 const EVENTS_PER_NOTICE: usize = 1_000;
-/// First and longest pause after a wait that failed, or returned at once without an event.
+/// The first and the longest pause after a wait that failed, or returned at once without an event.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Batches of XIDs that wait for one subscriber.
+/// The most batches of XIDs that wait for one subscriber.
 const QUEUED_BATCHES: usize = 16;
 
 /// Batches of XIDs, each ordered by the time of receipt. Equal XIDs of a batch are counted together.
@@ -40,7 +40,7 @@ pub struct XidSender(Arc<Mutex<Vec<XidSubscriber>>>);
 
 #[derive(Debug)]
 struct XidSubscriber {
-    /// Not sent yet: the time of the last of each kind, and how many.
+    /// The XIDs not sent yet: the time of the last of each kind, and how many there are.
     pending: BTreeMap<(GpuUuid, Option<XidInstance>, u32), (Moment, u64)>,
     batches: mpsc::Sender<Vec<XidEvent>>,
 }
@@ -81,11 +81,11 @@ impl XidSender {
 /// A running event thread. Dropping it lets the thread end once its wait has returned.
 pub struct EventThread {
     pub number: u64,
-    /// Changes of the list of GPUs; dropped, so that the thread ends.
+    /// Reports changes of the list of GPUs; dropping it ends the thread.
     changes: Option<SyncSender<()>>,
     handle: JoinHandle<()>,
     state: Arc<Mutex<WaitState>>,
-    /// Longer than any wait that is not stuck.
+    /// A wait that lasts longer than this is stuck.
     limit: Duration,
 }
 
@@ -93,7 +93,7 @@ pub struct EventThread {
 #[derive(Default)]
 struct WaitState {
     waiting_since: Option<Monotonic>,
-    /// `None`: the driver has no events.
+    /// The status of the wait; `None`: the driver has no events.
     collector: Option<SourceStatus>,
 }
 
@@ -122,10 +122,10 @@ impl EventThread {
         Ok(Self { number, changes: Some(changes), handle, state, limit: patience + watchdog })
     }
 
-    /// The driver's list of GPUs has changed.
+    /// Reports that the driver's list of GPUs has changed.
     pub fn gpus_changed(&self) {
         if let Some(changes) = &self.changes {
-            // Full: an earlier change is still to be handled.
+            // The channel is full while an earlier change waits.
             let _ = changes.try_send(());
         }
     }
@@ -169,7 +169,7 @@ impl EventWait {
             self.wait_repeatedly(&mut *source);
         }
         self.set_waiting_since(None);
-        // Released before it is reported.
+        // The session is released before that is reported.
         drop(session);
         let _ = self.to_supervisor.send(SupervisorMessage::EventThreadEnded(self.notice.event_thread));
     }
@@ -197,8 +197,8 @@ impl EventWait {
         }
     }
 
-    /// Waits for an event and reads those that follow at once. True when it failed or returned at once, so that a
-    /// pause is needed.
+    /// Waits for an event and reads those that follow at once. Returns true where a pause is needed, as the wait failed
+    /// or returned at once.
     fn wait(&mut self, source: &mut dyn EventSource) -> bool {
         let mut patience = self.patience;
         for number in 0..EVENTS_PER_NOTICE {

@@ -1,4 +1,4 @@
-//! The readings and totals of one GPU, over readers, sessions and losses.
+//! The readings and totals of one GPU, across readers, sessions and losses.
 //!
 //! In: passes with their time. Out: `DeviceReadings`. Does not use: drivers, threads, clocks.
 
@@ -15,8 +15,8 @@ use crate::domain::model::{
     DeviceReadings, DeviceTotals, Fast, LinkCounters, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Traffic,
 };
 
-/// How long an idle or ended process is kept: longer than the time between two readings of its use, of which consumers take
-/// differences.
+/// How long an idle or ended process is kept: longer than the time between two readings of its use, of which consumers
+/// take differences.
 const IDLE_PROCESS_RETENTION: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -27,18 +27,18 @@ pub struct GpuState {
     fast: Option<Stamped<Fast>>,
     medium: Option<Stamped<Medium>>,
     slow: Option<Stamped<Slow>>,
-    /// Bytes a second between the last two slow passes, where GPM has none.
+    /// The bytes a second between the last two slow passes, where GPM has none.
     byte_rates: TrafficValues,
     /// The byte counters of the last slow pass, as the driver gave them.
     byte_counters: Option<(Monotonic, TrafficValues)>,
     energy_counter: EnergyCounter,
     recent_use: RecentUse,
     pcie_bytes: PcieBytes,
-    /// Busy seconds that were read, and are more than the time up to then: they are of the next pass.
+    /// The busy seconds that were read beyond the elapsed time: they belong to the next pass.
     busy_carry: f64,
-    /// The last that is known, of any session.
+    /// The last known value, of any session.
     counter_is_of_gpu: Option<bool>,
-    /// The readings were withdrawn: the next pass ends a gap.
+    /// Whether the readings were withdrawn, so that the next pass ends a gap.
     interrupted: bool,
     lacks_utilization: bool,
     /// The processes of the last minute, and when each was last listed.
@@ -59,7 +59,7 @@ pub struct Staleness {
 }
 
 impl GpuState {
-    /// Adds a pass that answered. `fresh`: the reader's first, which has no data of the time before it.
+    /// Adds a pass that answered. `fresh`: whether it is the reader's first, which has no data of the time before it.
     pub fn add_pass(&mut self, at: Monotonic, fresh: bool, mut pass: Pass) {
         debug_assert_eq!(pass.status, PassStatus::Answers);
         if fresh {
@@ -83,7 +83,7 @@ impl GpuState {
         let counted = pass.energy_counter.and_then(|counter| self.energy_counter.add_reading(at, counter));
         let mut integrals = std::mem::take(&mut pass.integrals);
         if is_counted {
-            // What the counter gained is added below, also in a pass that ends a gap.
+            // The counter's gain is added below, also in a pass that ends a gap.
             integrals.energy_joules = Some(0.0);
         }
         self.lacks_utilization = integrals.lacks_utilization;
@@ -106,7 +106,7 @@ impl GpuState {
         self.totals.through = self.totals.through.max(at);
     }
 
-    /// The next pass of the fast tier ends a gap.
+    /// Begins a gap, which the next pass of the fast tier ends.
     fn interrupt(&mut self) {
         self.interrupted = true;
         self.clock_events.interrupt();
@@ -123,8 +123,8 @@ impl GpuState {
         self.pcie_bytes.interrupt();
     }
 
-    /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one pass has too much of, the
-    /// next has too little.
+    /// Moves busy time beyond the elapsed time to the next pass: samples come in steps of a sixth of a second or more,
+    /// and up to two seconds late, so that after a pass with too much the next one has too little.
     fn limit_busy_time(&mut self, at: Monotonic, integrals: &mut Integrals) {
         if self.totals.busy_seconds.is_none() || integrals.lacks_utilization {
             return;
@@ -214,7 +214,7 @@ impl GpuState {
         self.slow = None;
     }
 
-    /// The energy counter may have restarted.
+    /// Whether the energy counter may have restarted, so that a second reading has to show it.
     pub fn needs_second_reading(&self) -> bool {
         self.energy_counter.is_unconfirmed()
     }
@@ -276,7 +276,7 @@ fn add_process_work(work: &mut BTreeMap<u32, ProcessSmSeconds>, at: Monotonic, w
     work.retain(|_, process| at.since(process.last_active) <= IDLE_PROCESS_RETENTION);
 }
 
-/// As the reader gave them. A sum of links is absent where one has no value.
+/// The byte counters as the reader gave them. A sum of links is absent where one has no value.
 fn byte_counters(slow: &Slow) -> TrafficValues {
     let (pcie, links) = (&slow.pcie, &slow.nvlink.of_links);
     let sum = |bytes: fn(&LinkCounters) -> Option<f64>| {
@@ -287,7 +287,8 @@ fn byte_counters(slow: &Slow) -> TrafficValues {
     [pcie.transmitted_bytes, pcie.received_bytes, transmitted, received, link0]
 }
 
-/// No rate for a counter that fell: it restarted, and its last value before that is unknown.
+/// The bytes a second between two readings. A counter that fell has no rate: it restarted, and its last value before
+/// that is unknown.
 fn rates(before: (Monotonic, TrafficValues), now: (Monotonic, TrafficValues)) -> TrafficValues {
     let seconds = now.0.since(before.0).as_secs_f64();
     std::array::from_fn(|counter| {

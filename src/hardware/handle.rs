@@ -1,4 +1,4 @@
-//! Starts the hardware threads, and the handle to watch, release and resume them.
+//! Starts the hardware threads; their handle has their state and releases the driver.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -18,18 +18,18 @@ use crate::clock::Clock;
 use crate::domain::model::HardwareState;
 use crate::tasks::NoThread;
 
-/// Messages that wait for the supervisor; a full queue blocks the threads that send them.
+/// The most messages that wait for the supervisor; a full queue blocks the threads that send them.
 const QUEUED_MESSAGES: usize = 128;
 
 /// The running hardware threads. Dropping the handle closes the driver and ends them, without waiting; a thread inside
 /// a driver call is abandoned.
 #[derive(Debug)]
 pub struct HardwareHandle {
-    /// Every publication; the first value has no data yet.
+    /// The published state; the first value has no data yet.
     pub states: watch::Receiver<Arc<HardwareState>>,
     /// Since when the driver's library is being loaded.
     pub loading: Loading,
-    /// What requests releases of the driver, and their end.
+    /// Requests releases of the driver, and their end.
     pub lease: DriverLease,
     pub demand: DemandSender,
 }

@@ -13,13 +13,13 @@ use crate::domain::model::{GpuUuid, Inventory, Moment, NodeDevices, Released};
 
 pub type SupervisorSender = SyncSender<SupervisorMessage>;
 
-/// What the supervisor is woken by: its threads, and requests to release, resume and stop.
+/// A message to the supervisor: from its threads, or a request to release, resume or stop.
 pub enum SupervisorMessage {
     Passed(Box<PassReport>),
     /// This GPU's thread has dropped its reader and with it the session.
     ReaderDropped(GpuUuid),
     Opened(Box<Result<OpenedSession, Failure>>, Option<NodeDevices>),
-    /// `None`: the layout is unchanged.
+    /// The new list, or `None` for an unchanged layout; and the GPUs on the bus.
     Inspected(Option<Box<Result<ListedGpus, Failure>>>, Option<NodeDevices>),
     Closed,
     Notice(Box<Notice>),
@@ -30,7 +30,7 @@ pub enum SupervisorMessage {
         held: BTreeSet<GpuUuid>,
         changed: BTreeSet<GpuUuid>,
     },
-    /// The GPUs that somebody watches.
+    /// The GPUs that a page or `top` shows.
     Watched(BTreeSet<GpuUuid>),
     Release(Duration, ReleaseReply),
     Resume(oneshot::Sender<()>),
@@ -45,21 +45,21 @@ pub struct PassReport {
     pub gpu: GpuUuid,
     pub generation: u64,
     pub due: Due,
-    /// When it began.
+    /// When the pass began.
     pub at: Moment,
     pub duration: Duration,
-    /// The first pass of a new reader.
+    /// Whether it is the first pass of a new reader.
     pub fresh: bool,
     pub pass: Pass,
 }
 
-/// For the thread of one GPU.
+/// A command to the thread of one GPU.
 pub enum WorkerCommand {
     Read { session: Arc<dyn DriverSession>, generation: u64, due: Due },
     DropReader,
 }
 
-/// For the driver thread.
+/// A command to the driver thread.
 pub enum DriverCommand {
     Open,
     Inspect(Arc<dyn DriverSession>),
@@ -78,7 +78,7 @@ pub struct Notice {
     pub session_over: bool,
 }
 
-/// Answered once the driver is closed, or when that takes too long.
+/// Gets the answer once the driver is closed, or when that takes too long.
 pub type ReleaseReply = oneshot::Sender<Result<Released, ReleaseError>>;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

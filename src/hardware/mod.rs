@@ -1,8 +1,8 @@
 //! Device readings on their own threads.
 //!
-//! In: a driver (NVML, or simulated GPUs), what the GPUs are read for, and two requests: release and resume.
-//! Out: `HardwareState` on a watch channel, and XIDs in batches for each subscriber. Does not use: pods, metrics, HTTP, or what an XID
-//! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
+//! In: a driver (NVML, or simulated GPUs), the GPUs that are held or watched, and two requests: release and resume.
+//! Out: `HardwareState` on a watch channel, and XIDs in batches for each subscriber. Does not use: pods, metrics, HTTP,
+//! or what an XID means for health. NVML's types end here; a hung call costs only its thread and that GPU's data.
 //!
 //! | thread | started by | what it does | in driver calls | ends |
 //! |---|---|---|---|---|
@@ -12,7 +12,7 @@
 //! | `events` | `supervisor`, one for each session | `event_thread`: waits for XIDs | yes | with its session |
 //! | `query-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list | yes | with its answer |
 //!
-//! A thread that is stuck in a call continues when the call returns, or ends if what the last column names has happened.
+//! A thread that is stuck in a call continues when the call returns, or ends then if the last column applies.
 //!
 //! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
 //! - Control: `handle`, `supervisor`, `enumerated_gpus`, `tiers` (what is read when, and why), `rounds` (one publication
@@ -61,7 +61,7 @@ pub use source::{
 pub use tiers::{Demand, Due, Schedule, Tier};
 pub use worker::Loading;
 
-/// Clock event reasons by NVML's names, in the order of their bits.
+/// NVML's names of the clock event reasons, in the order of their bits.
 pub const CLOCK_EVENTS: [&str; 9] = [
     "idle",
     "applications_clocks_setting",

@@ -1,4 +1,4 @@
-//! The energy of each superchip module, from what each of its GPUs reads of it.
+//! The energy of each superchip module, from the readings of each of its GPUs.
 //!
 //! In: the totals of a GPU after a pass. Out: one total for each module, which never falls. Does not use: drivers, clocks.
 
@@ -9,20 +9,20 @@ use crate::domain::model::{DeviceTotals, GpuUuid, Monotonic, PciBusId};
 #[derive(Debug, Default)]
 pub struct ModuleEnergy {
     modules: BTreeMap<PciBusId, ModuleTotal>,
-    /// What each GPU had last read of its module, and when.
+    /// The time and the joules of the last reading of the module by each GPU.
     read: BTreeMap<GpuUuid, (Monotonic, f64)>,
 }
 
 #[derive(Debug, Default)]
 struct ModuleTotal {
     joules: f64,
-    /// The last time that the joules include.
+    /// The end of the time that the joules include.
     through: Monotonic,
 }
 
 impl ModuleEnergy {
-    /// The GPUs of a module read the same power at different times. Of a gain only the part after `through` counts:
-    /// earlier time was counted for another GPU of the module.
+    /// Adds what a GPU has read of its module. The GPUs of a module read the same power at different times, so only the
+    /// part of a gain after `through` counts: earlier time was counted for another GPU.
     pub fn add_totals(&mut self, module: &PciBusId, gpu: &GpuUuid, totals: &DeviceTotals) {
         let Some(joules) = totals.module_energy_joules else { return };
         let module = self.modules.entry(module.clone()).or_default();
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
     use crate::domain::model::ReadingGaps;
 
-    /// Two GPUs of a module of 600 W, each read once a second, half a second apart, except while it is lost.
+    /// A module of 600 W has two GPUs, each read once a second, half a second apart, except while it is lost.
     #[test]
     fn a_module_is_counted_once_and_by_whichever_gpu_is_read() {
         let mut energy = ModuleEnergy::default();

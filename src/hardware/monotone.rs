@@ -17,7 +17,7 @@ struct Counter {
     /// The sum before the counter's last restart.
     before: f64,
     last: f64,
-    /// It fell while it fitted into 32 bits: it has restarted, or it has wrapped any number of times.
+    /// Whether it fell while it fitted into 32 bits: it has restarted, or it has wrapped any number of times.
     is_doubtful: bool,
 }
 
@@ -29,8 +29,8 @@ const TRANSMITTED: &str = "transmitted";
 const RECEIVED: &str = "received";
 
 impl Monotone {
-    /// A value below the last one means a restart from zero, and is added. This is correct for counters of 64 bits, and
-    /// for those that do not reach 32 bits in years.
+    /// Adds a raw value and returns the monotonic one. A value below the last one means a restart from zero, and is
+    /// added. This is correct for counters of 64 bits, and for those that do not reach 32 bits in years.
     pub fn raise(&mut self, group: &'static str, name: &'static str, value: f64) -> f64 {
         self.raise_of(group, name, 0, value)
     }
@@ -46,8 +46,9 @@ impl Monotone {
         counter.total()
     }
 
-    /// The same for PCIe bytes, which may wrap at 32 bits although the driver returns 64: at 60 GB/s many times between two
-    /// readings. After a fall that may have been a wrap they are absent until a value proves that the counter is wider.
+    /// Raises a counter of PCIe bytes, which may wrap at 32 bits although the driver returns 64: at 60 GB/s many times
+    /// between two readings. After a fall that may have been a wrap it is absent until a value proves that the counter
+    /// is wider.
     fn raise_if_wide(&mut self, group: &'static str, name: &'static str, value: &mut Option<f64>) {
         self.raise_optional(group, name, value);
         if self.counters.get(&(group, name, 0)).is_some_and(|counter| counter.is_doubtful) {
@@ -101,7 +102,7 @@ impl Monotone {
         self.raise_nvlink(&mut slow.nvlink);
     }
 
-    /// By link, so that an inactive link is not a restart of a sum. The sums over the links are made here.
+    /// Raises each link's counters, so that an inactive link is not a restart of a sum, and sets the sums.
     fn raise_nvlink(&mut self, nvlink: &mut NvLink) {
         for (error, count) in &mut nvlink.error_sums {
             self.raise_count("nvlink_error_sums", error, count);
@@ -122,8 +123,8 @@ impl Monotone {
         nvlink.errors = sums.into_iter().map(|(error, sum)| (error, sum as u64)).collect();
     }
 
-    /// Sums of the last known values, so that none falls where a link is down or its value was not read. A sum is absent
-    /// where no active link was read, or one never was.
+    /// The sums of the last known values of all links, so that none falls where a link is down or was not read. A sum
+    /// is absent where no active link was read, or one never was.
     fn link_sums(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<&'static str, f64> {
         let mut sums: BTreeMap<&'static str, (f64, usize)> = BTreeMap::new();
         for ((_, name, link), counter) in

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use crate::domain::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PciBusId};
 
 const NVIDIA: &str = "0x10de";
-/// VGA and 3D controllers: a GPU. Its audio, USB and serial functions and its bridges have other classes.
+/// The PCI classes of a GPU: VGA and 3D controllers. Its audio, USB and serial functions and its bridges have others.
 const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
-/// The NVIDIA kernel driver's file about a GPU has a dozen lines.
+/// The most bytes read of the NVIDIA kernel driver's file about a GPU, which has a dozen lines.
 const INFORMATION_LIMIT: u64 = 16 << 10;
 
 /// The GPUs under `<sys_root>/bus/pci/devices`, without those at the `ignored` addresses; `None` where it cannot be read.
@@ -79,8 +79,8 @@ fn information(path: &Path) -> BusGpu {
     read.map(|_| parse_information(&String::from_utf8_lossy(&bytes))).unwrap_or_default()
 }
 
-/// Lines of `name: value`. The kernel driver writes question marks for an unknown UUID and `Unknown` for an unknown
-/// model.
+/// Parses lines of `name: value`. The kernel driver writes question marks for an unknown UUID and `Unknown` for an
+/// unknown model.
 pub fn parse_information(text: &str) -> BusGpu {
     let mut gpu = BusGpu::default();
     for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
@@ -99,7 +99,7 @@ pub fn parse_information(text: &str) -> BusGpu {
     gpu
 }
 
-/// Virtual functions, which a host assigns to virtual machines, are not counted.
+/// Whether the device is a GPU; not a virtual function, which a host assigns to virtual machines.
 fn is_gpu(device: &Path) -> bool {
     attribute(device, "vendor").as_deref() == Some(NVIDIA)
         && attribute(device, "class").is_some_and(|class| GPU_CLASSES.iter().any(|known| class.starts_with(known)))

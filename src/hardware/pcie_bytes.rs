@@ -1,27 +1,27 @@
 //! Bytes over PCIe where the driver has no counters of them: GPM's mean rates times the time between its samples.
 //!
-//! In: readings with their time. Out: counters that never fall, over readers and sessions. Does not use: clocks.
+//! In: readings with their time. Out: counters that never fall, across readers and sessions. Does not use: clocks.
 
 use crate::domain::model::{Medium, Monotonic, Slow};
 
-/// Each transmitted and received.
+/// The counters of one GPU, transmitted and received.
 #[derive(Debug, Default)]
 pub struct PcieBytes {
-    /// `None`: nothing was counted. Once something was, a counter of the driver that appears has no effect.
+    /// The counted bytes; `None` before the first. A counter of the driver that appears after that has no effect.
     counted: [Option<f64>; 2],
     /// Whether the driver has had a counter; `None` before the first slow pass.
     driver_has: Option<[bool; 2]>,
-    /// The last medium pass, unless a gap began after it.
+    /// The time of the last medium pass, unless a gap began after it.
     sampled: Option<Monotonic>,
 }
 
 impl PcieBytes {
-    /// The rates of the next pass are also of time that was not read.
+    /// Begins a gap: the rates of the next pass are also of time that was not read.
     pub fn interrupt(&mut self) {
         self.sampled = None;
     }
 
-    /// `slow` as the driver gave it.
+    /// Records which counters the driver has; `slow` is as the driver gave it.
     pub fn add_slow(&mut self, slow: &Slow) {
         let has = [slow.pcie.transmitted_bytes, slow.pcie.received_bytes].map(|bytes| bytes.is_some());
         let had = self.driver_has.get_or_insert_default();

@@ -1,5 +1,5 @@
 //! The range of each quantity. Drivers and firmware report sentinels (4294967295 °C, all ones) without an error; and GPM
-//! nothing but zeroes of a busy GPU.
+//! may report only zeroes of a busy GPU.
 //!
 //! Does not use: where a reading comes from.
 
@@ -29,17 +29,17 @@ macro_rules! quantities {
 quantities! {
     UTILIZATION = "utilization_ratio", 0.0..=1.0;
     PROCESS_UTILIZATION = "process_utilization_ratio", 0.0..=1.0;
-    /// Means of hardware counters, which exceed the whole by what the two ends of a window differ.
+    /// A mean of hardware counters may exceed 1 by the inaccuracy of the window's two ends.
     GPM = "gpm_ratio", 0.0..=1.1;
     POWER = "power_watts", 0.0..=20e3;
     POWER_LIMIT = "power_limit_watts", 0.0..=20e3;
-    /// Five years at the highest power.
+    /// The energy of five years at the highest power.
     ENERGY = "energy_joules", 0.0..=3.2e12;
     TEMPERATURE = "temperature_celsius", -40.0..=150.0;
     TEMPERATURE_MARGIN = "temperature_margin_celsius", -150.0..=190.0;
     CLOCK = "clock_hertz", 0.0..=20e9;
     PERFORMANCE_STATE = "performance_state", 0.0..=15.0;
-    /// The header: it may exceed 100 % in certain cases.
+    /// By the header, it may exceed 100 % in certain cases.
     FAN_SPEED = "fan_speed_ratio", 0.0..=2.0;
     /// 16 TiB.
     MEMORY = "memory_bytes", 0.0..=17592186044416.0;
@@ -59,7 +59,7 @@ quantities! {
 }
 
 impl QuantityRange {
-    /// False for NaN, too.
+    /// Whether the value is in the range; false for NaN.
     pub fn contains(&self, value: f64) -> bool {
         (self.least..=self.most).contains(&value)
     }
@@ -69,12 +69,12 @@ impl QuantityRange {
     }
 }
 
-/// How long GPM may be zero before it contradicts the power, which is a mean over a second.
+/// How long GPM may be zero before the power, which is a mean over a second, contradicts it.
 const SETTLING: Duration = Duration::from_secs(3);
-/// An idle board with GPM draws less, with processes on it too.
+/// The power above that of an idle board with GPM, also with processes on it.
 const IDLE_WATTS: f64 = 200.0;
 
-/// Whether a GPU works by its utilization and power, so that GPM with zeroes only is a fault of GPM.
+/// Decides by utilization and power whether a GPU works, so that GPM with zeroes only is a fault of GPM.
 #[derive(Debug, Default)]
 pub struct Work {
     busy_seconds: f64,
@@ -83,19 +83,19 @@ pub struct Work {
 }
 
 impl Work {
-    /// Busy seconds of the last `seconds`.
+    /// Adds the busy seconds of the last `seconds`.
     pub fn add(&mut self, busy_seconds: Option<f64>, seconds: f64) {
         self.busy_seconds += busy_seconds.unwrap_or(0.0);
         self.seconds += seconds;
     }
 
-    /// Of a GPU with utilization: whether a kernel ran for half of the time since the last call.
+    /// Whether a kernel ran for half of the time since the last call, on a GPU with utilization.
     pub fn is_busy(&mut self) -> bool {
         let (busy_seconds, seconds) = (std::mem::take(&mut self.busy_seconds), std::mem::take(&mut self.seconds));
         seconds > 0.0 && busy_seconds >= 0.5 * seconds
     }
 
-    /// Of a partitioned GPU: whether GPM's `ratios` are zero though the board draws far more than an idle one.
+    /// Whether a partitioned GPU's `ratios` from GPM are zero though the board draws far more power than an idle one.
     pub fn contradicts(
         &mut self,
         ratios: impl IntoIterator<Item = f64>,

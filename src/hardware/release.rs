@@ -13,7 +13,7 @@ use super::messages::{ReleaseError, ReleaseReply, SupervisorMessage, SupervisorS
 use super::source::DriverSession;
 use crate::domain::model::{Moment, Monotonic, Released};
 
-/// Pause between two attempts to reach a busy supervisor, and their number.
+/// The pause between two attempts to reach a busy supervisor, and their number.
 const RETRY: Duration = Duration::from_millis(10);
 const ATTEMPTS: u32 = 100;
 
@@ -59,7 +59,7 @@ impl DriverLease {
     }
 }
 
-/// A session, and what the driver keeps while it is open, where that may outlast the session.
+/// A session, and the marker of the open driver, which may outlast the session.
 type OpenSession = (Weak<dyn DriverSession>, Option<Weak<()>>);
 
 fn is_open((session, marker): &OpenSession) -> bool {
@@ -93,7 +93,7 @@ impl Releases {
         self.waiting.push((reply, now.monotonic + limit));
     }
 
-    /// True when the driver was released.
+    /// Ends the release. Returns whether the driver was released.
     pub fn resume(&mut self) -> bool {
         for (reply, _) in self.waiting.drain(..) {
             let _ = reply.send(Err(ReleaseError::Resumed));

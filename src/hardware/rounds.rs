@@ -14,7 +14,7 @@ use crate::domain::model::{GpuUuid, Monotonic, SourceStatus};
 #[derive(Debug, Default)]
 pub struct Rounds {
     current: Option<Round>,
-    /// Tiers that a GPU was read for since the round began, with or without values.
+    /// The tiers read of any GPU since the round began, with or without values.
     reported: BTreeSet<Tier>,
     collectors: BTreeMap<Tier, SourceStatus>,
 }
@@ -23,12 +23,12 @@ pub struct Rounds {
 struct Round {
     waiting: BTreeSet<GpuUuid>,
     until: Monotonic,
-    /// One of its passes has what the last publication has not.
+    /// Whether one of its passes has values that the last publication lacks.
     has_news: bool,
 }
 
 impl Rounds {
-    /// Waits for these GPUs, too: in the current round, or in a new one up to `until`.
+    /// Makes the current round, or a new one up to `until`, wait for these GPUs.
     pub fn add(&mut self, mut gpus: BTreeSet<GpuUuid>, until: Monotonic) {
         if gpus.is_empty() {
             return;
@@ -40,7 +40,7 @@ impl Rounds {
         round.waiting.append(&mut gpus);
     }
 
-    /// Ends a round in which every GPU has answered, or whose time limit has passed. True when that is to be published.
+    /// Ends a round in which every GPU has answered, or whose time limit has passed. Returns whether to publish it.
     pub fn end_if_complete(&mut self, now: Monotonic) -> bool {
         let ended = self.current.take_if(|round| round.waiting.is_empty() || now >= round.until);
         ended.is_some_and(|round| round.has_news || !round.waiting.is_empty())
@@ -60,8 +60,8 @@ impl Rounds {
         self.current = None;
     }
 
-    /// Ends the wait for the GPU of a pass. One of the current session counts for the collectors of its tiers, unless the GPU
-    /// is lost. True for news that no round publishes.
+    /// Ends the wait for the GPU of a pass. A pass of the current session counts for its tiers, unless the GPU is lost.
+    /// Returns true for news that no round publishes.
     pub fn count_pass(&mut self, report: &PassReport, is_current: bool, is_news: bool) -> bool {
         self.stop_waiting_for(&report.gpu);
         self.count_tiers(report, is_current);
@@ -85,7 +85,7 @@ impl Rounds {
                 Tier::Processes => continue,
             };
             let collector = self.collectors.entry(tier).or_default();
-            // A tier succeeds when every GPU answered. Its duration is that of the slowest pass, which may read other tiers, too.
+            // A tier succeeds when every GPU answered. Its duration is the slowest pass's, which may read other tiers.
             let first = self.reported.insert(tier);
             collector.success = answered && (first || collector.success);
             let before = collector.duration.filter(|_| !first).unwrap_or_default();
@@ -96,7 +96,7 @@ impl Rounds {
         }
     }
 
-    /// Without a session no tier is a success.
+    /// The status of each tier; without a session none is a success.
     pub fn collectors(&mut self, is_open: bool, stuck: &Due) -> BTreeMap<&'static str, SourceStatus> {
         for tier in [Tier::Fast, Tier::Medium, Tier::Slow] {
             let collector = self.collectors.entry(tier).or_default();

@@ -8,22 +8,22 @@ use crate::domain::model::PciBusId;
 
 #[derive(Clone, Debug)]
 pub struct HardwareSettings {
-    /// Period of the fast tier.
+    /// The period of the fast tier.
     pub sample_interval: Duration,
-    /// The same for GPUs that somebody watches, unless it is longer; and that of the processes of held GPUs.
+    /// The period of the fast tier of watched GPUs, unless the usual one is shorter; and of held GPUs' processes.
     pub watched_interval: Duration,
-    /// That of the processes of other GPUs, by which those that do not answer are found.
+    /// The period of the processes of other GPUs, by which those that do not answer are found.
     pub probe_interval: Duration,
     pub medium_interval: Duration,
     pub slow_interval: Duration,
     /// A call that has not returned after this time is stuck.
     pub watchdog: Duration,
-    /// First and longest wait before the driver is opened again.
+    /// The first and the longest wait before the driver is opened again.
     pub reopen: (Duration, Duration),
-    /// First and longest wait before a lost GPU is queried again.
+    /// The first and the longest wait before a lost GPU is queried again.
     pub lost_retry: (Duration, Duration),
     pub sys_root: PathBuf,
-    /// PCI addresses of cards that are none of the node's GPUs.
+    /// The PCI addresses of cards that do not count as the node's GPUs.
     pub ignored_gpus: BTreeSet<PciBusId>,
     /// Root of the NVIDIA kernel driver's files about GPUs that the library does not list.
     pub proc_root: PathBuf,

@@ -1,7 +1,7 @@
 //! What the supervisor and the threads of GPUs need of a driver; `nvml` and `simulated` implement it.
 //!
-//! `Driver` opens a session, `DriverSession` lists the devices and gives a reader to each GPU's thread, `EventSource` waits for
-//! XIDs. Every call may hang: each is made on a thread that may be given up.
+//! `Driver` opens a session, `DriverSession` lists the devices and gives a reader to each GPU's thread, `EventSource`
+//! waits for XIDs. Every call may hang: each is made on a thread that may be given up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ use crate::domain::model::{
 pub trait Driver: Send + 'static {
     fn source(&self) -> HardwareSource;
 
-    /// Durations of its calls, where they are measured.
+    /// The durations of its calls, where they are measured.
     fn call_durations(&self) -> Option<CallDurations> {
         None
     }
@@ -32,21 +32,21 @@ pub trait Driver: Send + 'static {
     fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure>;
 }
 
-/// By the driver's name of the call, since the start, over all sessions. Cheap, and never blocks on the driver.
+/// Returns the durations since the start by the driver's name of the call. Cheap, and never blocks on the driver.
 pub type CallDurations = Arc<dyn Fn() -> BTreeMap<&'static str, DurationHistogram> + Send + Sync>;
 
 /// An open driver. Dropping it closes the driver, so a session stays open until the last reader that is stuck in a call
 /// has returned.
 pub trait DriverSession: Send + Sync {
-    /// All GPUs that answer. A GPU that refuses is a problem, not an error; one that stops answering on the way is
-    /// returned as not present, with the values read before.
+    /// All GPUs that answer. A GPU that refuses is a problem, not an error; one that stops answering during the query
+    /// is returned as not present, with the values read before.
     fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure>;
 
     /// The reader of one GPU, for one worker thread; `UnlistedGpu` where the last inventory does not have it.
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure>;
 
-    /// True when the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory.
-    /// Fewer calls than an inventory.
+    /// Whether the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory;
+    /// takes fewer calls than an inventory.
     fn layout_changed(&self) -> bool;
 
     /// The expected GPUs, where they are not those on the node's PCI bus (in a simulation).
@@ -59,21 +59,21 @@ pub trait DriverSession: Send + Sync {
         None
     }
 
-    /// A token that is alive until the driver is closed; `None` where that is when the session is dropped.
+    /// A token that is alive until the driver is closed; `None` where dropping the session closes it.
     fn open_marker(&self) -> Option<Weak<()>> {
         None
     }
 }
 
-/// Events of the GPUs of one session, for one thread.
+/// The events of the GPUs of one session, for one thread.
 pub trait EventSource: Send {
     /// The next event; `Ok(None)` when none came within at most `patience`. May block without limit.
     fn wait(&mut self, patience: Duration, now: Monotonic) -> Result<Option<RawEvent>, EventFailure>;
 
-    /// The driver's list of GPUs has changed.
+    /// Called when the driver's list of GPUs has changed.
     fn gpus_changed(&mut self) {}
 
-    /// Failures since the last call that cost the events of one GPU, not of all.
+    /// The failures since the last call that cost the events of one GPU, not of all.
     fn problems(&mut self) -> Vec<CallProblem> {
         Vec::new()
     }
@@ -82,14 +82,14 @@ pub trait EventSource: Send {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawEvent {
     pub gpu: GpuUuid,
-    /// `None`: the whole GPU.
+    /// The GPU instance; `None`: the whole GPU.
     pub instance: Option<XidInstance>,
     pub kind: DriverEventKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverEventKind {
-    /// 999 where the driver gives no code.
+    /// An XID; its code is 999 where the driver gives none.
     Xid(u32),
     /// The MIG layout of the GPU has changed.
     MigChange,
@@ -115,40 +115,41 @@ pub struct Pass {
     pub status: PassStatus,
     pub integrals: Integrals,
     /// The driver's energy counter in millijoules; it restarts when the driver is loaded and when the GPU is reset. Where
-    /// it is of the GPU, its rise is the GPU's energy.
+    /// it counts the GPU alone, its rise is the GPU's energy.
     pub energy_counter: Option<u64>,
     /// False where the counter may count a superchip's module; `None`: not known in this pass.
     pub counter_is_of_gpu: Option<bool>,
     pub fast: Option<Fast>,
     pub medium: Option<Medium>,
     pub slow: Option<Slow>,
-    /// Processes with a context on the GPU: of the medium tier, or of that of processes. `None`: unknown, or not read.
+    /// The processes with a context on the GPU, from the medium or the processes tier. `None`: unknown, or not read.
     pub pids: Option<BTreeSet<u32>>,
     pub problems: Vec<CallProblem>,
-    /// Readings outside their range, by quantity.
+    /// The readings outside their range, by quantity.
     pub implausible: Implausible,
 }
 
-/// What one pass adds to the totals, all but the engines in the fast tier. `None`: unknown.
+/// What one pass adds to the totals; all from the fast tier except the engines. `None`: unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Integrals {
     pub busy_seconds: Option<f64>,
     pub memory_busy_seconds: Option<f64>,
-    /// encoder, decoder, jpeg, ofa
+    /// The busy seconds of encoder, decoder, jpeg and ofa.
     pub engine_busy_seconds: Vec<(&'static str, f64)>,
-    /// Ignored where the energy counter is of the GPU.
+    /// The integral of the power; ignored where the energy counter counts the GPU alone.
     pub energy_joules: Option<f64>,
     pub module_energy_joules: Option<f64>,
-    /// By GPU instance, of those that have a value. `None`: not read in this pass.
+    /// The busy seconds of the GPU instances that have a value. `None`: not read in this pass.
     pub instance_busy_seconds: Option<Vec<(u32, f64)>>,
     pub uncovered_seconds: f64,
-    /// The GPU does not support utilization: its busy time is unknown, whatever was known of it before.
+    /// Whether the GPU does not support utilization: its busy time becomes unknown.
     pub lacks_utilization: bool,
-    /// SM-seconds by pid, of the processes that were active. Empty: none was.
+    /// The SM-seconds of each process that was active, by PID. Empty: none was.
     pub process_sm_seconds: Option<Vec<(u32, f64)>>,
-    /// The driver lists no process of a busy GPU: earlier use by process is no longer valid.
+    /// Whether the driver lists no process of a busy GPU: earlier use by process is no longer valid.
     pub lists_no_processes: bool,
-    /// Some are present values times the time since the pass before: without rings and counters, as exact as passes are frequent.
+    /// Whether some are present values times the time since the pass before: without rings and counters, as exact as
+    /// passes are frequent.
     pub of_present_values: bool,
 }
 
@@ -156,7 +157,7 @@ pub struct Integrals {
 pub enum PassStatus {
     #[default]
     Answers,
-    /// No answer of this GPU: lost, needs a reset, or every call failed.
+    /// The GPU does not answer: it is lost, needs a reset, or every call failed.
     Lost,
     /// The driver does not have this GPU.
     Unlisted,
@@ -169,12 +170,11 @@ pub enum PassStatus {
 pub struct CallProblem {
     /// The driver's name of the call.
     pub call: &'static str,
-    /// The driver's name of the return code, lower case: `gpu_is_lost`; or podmeter's own for what is wrong with an answer,
-    /// such as `duplicate_uuid`.
+    /// The driver's return code, lower case: `gpu_is_lost`; or podmeter's name of a faulty answer: `duplicate_uuid`.
     pub code: &'static str,
 }
 
-/// Why there is no session, no list of the devices, or no reader of a GPU; with the remedy, for people.
+/// Why there is no session, no list of the devices, or no reader of a GPU; with a remedy for the operator.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}; {remedy}")]
 pub struct Failure {
@@ -189,7 +189,7 @@ pub struct Failure {
 pub enum FailureCause {
     DriverNotLoaded,
     UnlistedGpu,
-    /// The index of the GPU is that of another one.
+    /// Another GPU has this GPU's index.
     OtherGpuAtIndex,
     Other,
 }

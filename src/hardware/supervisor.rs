@@ -53,7 +53,7 @@ use crate::words;
 
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
-/// Wake-ups in the time after which a call is stuck.
+/// The number of wake-ups in the time after which a call is stuck.
 const WAKE_UPS: u32 = 10;
 const SESSION_OVER: &str = "the driver ended the session, as it does when it is unloaded or replaced; \
                             it is opened again until it answers";
@@ -70,10 +70,10 @@ enum SessionPhase {
         session: Arc<dyn DriverSession>,
         next_inspection: Monotonic,
     },
-    /// Workers drop their readers, then the driver is closed.
+    /// The workers drop their readers, then the driver is closed.
     Draining {
         session: Arc<dyn DriverSession>,
-        /// GPUs whose worker has not dropped its reader.
+        /// The GPUs whose worker has not dropped its reader.
         pending: BTreeSet<GpuUuid>,
         until: Monotonic,
     },
@@ -83,7 +83,7 @@ enum SessionPhase {
 }
 
 pub struct Supervisor {
-    /// What has been found so far; `publish` adds the readings.
+    /// The state to publish; `publish` adds the readings.
     state: HardwareState,
     settings: HardwareSettings,
     clock: Clock,
@@ -91,19 +91,19 @@ pub struct Supervisor {
     loading: Loading,
     /// Since when the driver thread has been running a command.
     driver_call_since: Option<Monotonic>,
-    /// That command is overdue.
+    /// Whether that command is overdue.
     driver_stuck: bool,
-    /// Sessions that the driver thread closes after its command. Never closed here: closing may block without limit.
+    /// The sessions that the driver thread closes after its command; not closed here, as that may block without limit.
     unclosed: Vec<Arc<dyn DriverSession>>,
     publisher: watch::Sender<Arc<HardwareState>>,
-    /// For the threads that it starts.
+    /// Cloned for the threads that it starts.
     to_supervisor: SupervisorSender,
     xids: XidSender,
-    /// Of the open session, or of the one being drained.
+    /// The event thread of the open session, or of the one being drained.
     event_thread: Option<EventThread>,
-    /// No thread could be started for it: tried again with each inspection.
+    /// Whether no event thread could be started; each inspection tries again.
     lacks_event_thread: bool,
-    /// Event threads that did not end in time.
+    /// The event threads that did not end in time.
     leaked_waits: Vec<EventThread>,
     last_event_thread_number: u64,
     /// The last state of the event wait.
@@ -111,14 +111,14 @@ pub struct Supervisor {
     releases: Releases,
     phase: SessionPhase,
     loads: DriverLoads,
-    /// Driver and number of GPUs at the last opening.
+    /// The driver and the number of GPUs at the last opening.
     last_opened: Option<(Option<DriverInfo>, usize)>,
     reopen: Backoff,
     gpus: EnumeratedGpus,
     rounds: Rounds,
-    /// The problem ends when a GPU answers, not with the next list.
+    /// Whether the problem ends when a GPU answers, not with the next list.
     awaits_an_answer: bool,
-    /// A stop is requested: the latest time of the end.
+    /// The latest time of the end, once a stop is requested.
     stopping: Option<Monotonic>,
 }
 
@@ -178,12 +178,12 @@ impl Supervisor {
         }
     }
 
-    /// When something is due: the next round and the end of one on time, everything else a little late.
+    /// The next time to act: exact for the next round and the end of one, a little late for everything else.
     fn wake_up(&self, now: Monotonic) -> Monotonic {
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
         let round = self.rounds.deadline().into_iter().chain(self.gpus.next_pass(now)).filter(|_| is_open).min();
         let latest = now + self.settings.watchdog / WAKE_UPS;
-        // At least a moment, so that a deadline in the past cannot make the loop spin.
+        // The wait is never zero, so that a deadline in the past cannot make the loop spin.
         round.map_or(latest, |round| round.min(latest)).max(now + Duration::from_millis(1))
     }
 
@@ -191,7 +191,7 @@ impl Supervisor {
         self.stopping.is_some_and(|until| now >= until || matches!(self.phase, SessionPhase::Closed { .. }))
     }
 
-    /// Everything that is due at `now`.
+    /// Does everything that is due at `now`.
     fn act(&mut self, now: Monotonic) {
         self.watch_driver_thread(now);
         self.xids.send();
@@ -259,7 +259,7 @@ impl Supervisor {
         self.rounds.add(started, self.round_deadline(now));
     }
 
-    /// A round is published without the GPUs that have not answered by then.
+    /// The time at which a round is published without the GPUs that have not answered.
     fn round_deadline(&self, now: Monotonic) -> Monotonic {
         now + self.settings.shortest_interval() / 2
     }
@@ -321,7 +321,7 @@ impl Supervisor {
         }
     }
 
-    /// Reads early what an event may have changed.
+    /// Reads the tiers that an event may have changed.
     fn apply_notice(&mut self, notice: Notice, now: Monotonic) {
         self.count(&notice.problems);
         let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);

@@ -1,8 +1,8 @@
 //! Which calls a pass makes, how often, and why.
 //!
-//! A call to the driver is processor time: on an H100 the energy counter takes 3.6 ms, a ring 2.1 ms, a GPM sample 3.7 ms, a list of
-//! fields 1.8 ms, use by process 1 ms, and any other call some 20 µs. What the driver counts or keeps is read when its ring requires
-//! it, not each second.
+//! A call to the driver costs processor time: on an H100 the energy counter takes 3.6 ms, a ring 2.1 ms, a GPM sample
+//! 3.7 ms, a list of fields 1.8 ms, use by process 1 ms, and any other call some 20 µs. What the driver counts or keeps
+//! is read when its ring requires it, not each second.
 //!
 //! | tier | NVML calls | period | reason |
 //! |---|---|---|---|
@@ -21,7 +21,7 @@ use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 use super::settings::HardwareSettings;
 use crate::domain::model::Monotonic;
 
-/// In the order in which a new reader reads them first, each in a pass of its own.
+/// A group of reads with one period, in the order in which a new reader reads them first, one tier in each pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Tier {
@@ -34,23 +34,23 @@ pub enum Tier {
 /// The tiers that a pass reads.
 pub type Due = BTreeSet<Tier>;
 
-/// What a GPU is read for.
+/// Who uses the readings of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// By a container.
+    /// Whether a container holds it.
     pub held: bool,
-    /// By a person, on a live page or in `top`.
+    /// Whether a live page or `top` shows it.
     pub watched: bool,
 }
 
 /// When each tier of one GPU is due. All GPUs are due at the same times, so that one publication has their readings.
 #[derive(Debug, Default)]
 pub struct Schedule {
-    /// Of tiers that were never read, 0.
+    /// When each tier is due; 0 for one that was never read.
     next: BTreeMap<Tier, Monotonic>,
-    /// The tiers to read before that.
+    /// The tiers to read earlier.
     requested: Due,
-    /// A request waits until then.
+    /// The earliest time for a requested tier.
     request_after: Monotonic,
 }
 
@@ -66,7 +66,7 @@ impl Tier {
         }
     }
 
-    /// The first multiple of its period after `now`; of medium and slow a third of medium's later.
+    /// The first multiple of the tier's period after `now`; for medium and slow a third of medium's period later.
     fn next(self, now: Monotonic, settings: &HardwareSettings, demand: Demand) -> Monotonic {
         let period = self.period(settings, demand);
         let offset = match self {
@@ -81,7 +81,7 @@ impl Tier {
 }
 
 impl Schedule {
-    /// Of a GPU whose readings begin anew: each tier is due, one in each pass.
+    /// Makes each tier due, one in each pass, of a GPU whose readings begin anew.
     pub fn restart(&mut self) {
         self.next = [Tier::Slow, Tier::Fast, Tier::Medium].map(|tier| (tier, Monotonic::default())).into();
     }
@@ -97,7 +97,7 @@ impl Schedule {
         self.request_after = self.request_after.max(now + settings.shortest_interval());
     }
 
-    /// What is due later follows the new demand; what is due now stays so.
+    /// Applies a new demand to tiers that are due later; those that are due now stay so.
     pub fn change_demand(&mut self, now: Monotonic, settings: &HardwareSettings, demand: Demand) {
         for tier in [Tier::Fast, Tier::Processes] {
             if self.next.get(&tier).is_none_or(|next| *next > now) {
@@ -115,7 +115,7 @@ impl Schedule {
         Tier::iter().find(|tier| self.is_unread(*tier))
     }
 
-    /// Empty: nothing is due.
+    /// The tiers that are due.
     pub fn due(&self, now: Monotonic) -> Due {
         if let Some(tier) = self.first_unread() {
             return [tier].into();
@@ -125,14 +125,14 @@ impl Schedule {
         requested.chain(due).copied().collect()
     }
 
-    /// A pass that reads these begins.
+    /// Records that a pass that reads these tiers begins.
     pub fn begin(&mut self, due: &Due, now: Monotonic, settings: &HardwareSettings, demand: Demand) {
         // Medium reads the processes, too.
         let processes = due.contains(&Tier::Medium).then_some(&Tier::Processes);
         for tier in due.iter().chain(processes) {
             // The first slow pass leaves out the links.
             let as_often_as = if *tier == Tier::Slow && self.is_unread(*tier) { Tier::Medium } else { *tier };
-            // Not at once after a late pass, or one on request.
+            // A tier is not due at once after a late pass, or one on request.
             self.next.insert(*tier, as_often_as.next(now + settings.shortest_interval() / 2, settings, demand));
         }
         let requested = self.requested.len();
@@ -155,7 +155,7 @@ mod tests {
 
     const IDLE: Demand = Demand { held: false, watched: false };
 
-    /// What a GPU's passes read, each with its time in milliseconds, from the start up to `to`.
+    /// A schedule and its settings, to list the passes up to a time.
     struct Passes {
         schedule: Schedule,
         settings: HardwareSettings,

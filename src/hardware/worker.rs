@@ -19,13 +19,14 @@ use super::tiers::Due;
 use crate::clock::Clock;
 use crate::domain::model::{GpuUuid, Moment, Monotonic};
 
-/// To a GPU's thread: one to read, and one to drop the reader. To the driver's: one at a time, and one at the end.
+/// The most commands that wait for a thread. For a GPU's: one to read, and one to drop the reader. For the driver's:
+/// one at a time, and one at the end.
 const COMMANDS: usize = 2;
 const STACK_BYTES: usize = 512 * 1024;
-/// Of the GPUs' threads: a pass uses the processor for milliseconds, and what serves requests and registers devices does not wait
-/// for that.
+/// The nice value of the GPUs' threads: a pass uses the processor for milliseconds, which must not delay the threads
+/// that serve requests and register devices.
 const NICENESS: i32 = 5;
-/// Loading the library takes milliseconds; on a slow disk, seconds.
+/// How long loading the library may last; it takes milliseconds, on a slow disk seconds.
 const LOADING_LIMIT: Duration = Duration::from_secs(300);
 
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
@@ -44,7 +45,7 @@ impl<T: Send + 'static> Thread<T> {
         Ok(Self { commands, handle: spawn(name, move || body(received))? })
     }
 
-    /// Returns the command when the thread has ended or its queue is full.
+    /// Sends the command, or returns it when the thread has ended or its queue is full.
     pub fn send(&self, command: T) -> Result<(), T> {
         self.commands.try_send(command).map_err(|refused| match refused {
             TrySendError::Full(command) | TrySendError::Disconnected(command) => command,
@@ -61,13 +62,13 @@ pub fn spawn_worker(gpu: GpuUuid, clock: Clock, to_supervisor: SupervisorSender)
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
     Thread::start(&name, move |commands| {
-        // Of this thread alone. Where it is refused, the thread has the priority of the others.
+        // This changes this thread alone. Where it is refused, the thread keeps the priority of the others.
         let _ = rustix::process::setpriority_process(None, NICENESS);
         work(&gpu, clock, &commands, &to_supervisor);
     })
 }
 
-/// A reader is dropped before the session that it reads from.
+/// A GPU's reader, dropped before the session that it reads from.
 struct CurrentReader {
     reader: Box<dyn GpuReader>,
     generation: u64,
@@ -105,7 +106,7 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<WorkerCommand>, to_supe
     }
 }
 
-/// A GPU at another index is not lost: all indices of the session are outdated.
+/// The status of a pass without a reader. A GPU at another index is not lost: all indices of the session are outdated.
 fn status_of(failure: &Failure) -> PassStatus {
     match failure.cause {
         FailureCause::OtherGpuAtIndex => {
@@ -148,11 +149,11 @@ impl Loading {
         self.since.lock().is_some()
     }
 
-    /// For the liveness of the process.
+    /// Checks for the liveness probe whether the load takes too long.
     ///
     /// # Errors
     ///
-    /// Once it has lasted so long that only a new process can load it. The C library's loader is locked meanwhile, so
+    /// When it has lasted so long that only a new process can load it. The C library's loader is locked meanwhile, so
     /// that new threads of this process may hang.
     pub fn check(&self, now: Monotonic) -> Result<(), String> {
         let lasting = self.since.lock().map_or(Duration::ZERO, |since| now.since(since));
@@ -187,7 +188,7 @@ pub fn spawn_driver_thread(
 }
 
 fn run_command(command: DriverCommand, driver: &mut dyn Driver, bus: &mut Bus, loading: &Loading) -> SupervisorMessage {
-    // Before the driver lists its GPUs, so that a GPU plugged in meanwhile is not missing from that list.
+    // The bus is scanned before the driver lists its GPUs, so that a GPU plugged in meanwhile is not missing.
     let on_bus = if matches!(command, DriverCommand::Close(_)) { None } else { bus.scan() };
     match command {
         DriverCommand::Open => {
@@ -214,7 +215,7 @@ fn run_command(command: DriverCommand, driver: &mut dyn Driver, bus: &mut Bus, l
 
 fn list_gpus(session: &dyn DriverSession, bus: &mut Bus) -> Result<ListedGpus, Failure> {
     let (mut inventory, problems) = session.inventory()?;
-    // Pods are placed by the NUMA node of the PCI device. NVML has another one where the GPU's memory is a node: that
+    // The kubelet places pods by the NUMA node of the PCI device. Where the GPU's memory is a node, NVML reports that
     // node, which has no CPUs.
     let is_simulated = session.node_devices().is_some();
     for gpu in inventory.gpus.values_mut().filter(|_| !is_simulated) {

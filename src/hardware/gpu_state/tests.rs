@@ -138,7 +138,7 @@ fn a_process_is_kept_for_a_minute_and_then_restarts_at_zero() {
     assert_eq!(work.keys().collect::<Vec<_>>(), [&7, &8]);
     add_process_work(&mut work, Monotonic::from_secs(62), vec![]);
     assert_eq!(work.keys().collect::<Vec<_>>(), [&7]);
-    // Longer idle, but never absent: what it used is counted on.
+    // It was idle for longer, but never absent: its counter continues.
     add_process_work(&mut work, Monotonic::from_secs(70), vec![(7, 0.125)]);
     assert_eq!(work[&7], ProcessSmSeconds { sm_seconds: 1.125, last_active: Monotonic::from_secs(70) });
     add_process_work(&mut work, Monotonic::from_secs(131), vec![]);
@@ -210,7 +210,8 @@ fn samples_that_come_in_steps_make_no_second_of_a_busy_gpu_idle_or_longer() {
     assert_eq!(busy(66_000, false, 0.0), (4.0, 0.0));
 }
 
-/// Seconds, whether the reader is new, GPM's rate and the driver's counter, in both directions alike.
+/// The published bytes after each pass. A pass is its second, whether the reader is new, GPM's rate and the driver's
+/// counter, equal in both directions.
 fn pcie_bytes(passes: &[(u64, bool, Option<f64>, Option<f64>)]) -> Vec<Option<f64>> {
     let mut state = GpuState::default();
     let mut read = |&(second, fresh, rate, counter): &(u64, bool, Option<f64>, Option<f64>)| {

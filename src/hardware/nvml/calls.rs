@@ -1,8 +1,7 @@
-//! Makes every NVML call, raw or of the crate, but those that open or close the library or free a GPM sample: counts it,
-//! classifies its return code and does not repeat calls that the device does not support or permit.
+//! Makes every NVML call, raw or of the crate, except those that open or close the library or free a GPM sample: counts
+//! it, classifies its return code and does not repeat calls that the device does not support or permit.
 //!
-//! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not use: the meaning of
-//! values.
+//! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not interpret values.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -18,15 +17,15 @@ use crate::domain::model::PciBusId;
 use crate::hardware::plausible::QuantityRange;
 use crate::hardware::source::{CallProblem, Pass, PassStatus};
 
-/// Calls on behalf of one GPU (or of the node), from one thread.
+/// Makes the calls for one GPU (or for the node), from one thread.
 pub struct Caller {
     pub library: Arc<Library>,
-    /// (call, variant) that this device does not support or permit; not made again.
+    /// The calls, each with its variant, that this device does not support or permit; they are not made again.
     refused: BTreeMap<(&'static str, u32), CallRefusal>,
-    /// Of the present pass, only the status, the problems and the implausible readings.
+    /// The status, the problems and the implausible readings of the present pass.
     pass: Pass,
     succeeded: bool,
-    /// A call returned a code that means, when no call succeeds, that none can: a lost device cgroup, an invalid handle.
+    /// Whether a call returned a code after which, if none succeeds, none can: lost device cgroup, invalid handle.
     blocked: bool,
 }
 
@@ -34,11 +33,11 @@ pub struct Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallRefusal {
     Unsupported,
-    /// Normal on an idle device; called again.
+    /// The driver has no value now, as on an idle device; the call is made again.
     Empty,
     TooSmall,
     WrongVersion,
-    /// Recorded as a problem. Also of a call that is not made, as it is not permitted or the GPU is lost.
+    /// The call failed, which is recorded as a problem; or it is not made, as it is not permitted or the GPU is lost.
     Failed,
 }
 
@@ -56,7 +55,7 @@ impl Caller {
         self.pass.status == PassStatus::Answers
     }
 
-    /// Only later calls count for the status: opening a GPU proves nothing about its readings.
+    /// Makes only later calls count for the status: opening a GPU proves nothing about its readings.
     pub fn forget_success(&mut self) {
         (self.succeeded, self.blocked) = (false, false);
     }
@@ -83,7 +82,8 @@ impl Caller {
         *self.pass.implausible.entry(quantity.name).or_default() += 1;
     }
 
-    /// Calls nothing for the rest of a pass once the GPU is lost, as each call on it is slow.
+    /// Makes a call and classifies its outcome. Once the GPU is lost, none is made for the rest of the pass, as each
+    /// call on it is slow.
     pub fn call<T>(
         &mut self,
         name: &'static str,
@@ -98,7 +98,7 @@ impl Caller {
         }
         let mut once = || self.library.statistics.time(name, || body(&self.library.nvml));
         let mut outcome = once();
-        // An internal error of the driver, which may not recur.
+        // This is an internal error of the driver, which may not recur.
         if matches!(outcome, Err(NvmlError::Unknown)) {
             outcome = once();
         }
@@ -116,7 +116,7 @@ impl Caller {
                 return Err(CallRefusal::Unsupported);
             }
             codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(CallRefusal::Empty),
-            // A wait for events that ended without one.
+            // The wait ended without an event.
             codes::TIMEOUT if name == "nvmlEventSetWait_v2" => return Err(CallRefusal::Empty),
             codes::INSUFFICIENT_SIZE => return Err(CallRefusal::TooSmall),
             codes::ARGUMENT_VERSION_MISMATCH => return Err(CallRefusal::WrongVersion),
@@ -135,7 +135,7 @@ impl Caller {
         Err(CallRefusal::Failed)
     }
 
-    /// A call of the crate's safe part; not for enums and texts: of a value that it does not know it makes a return code.
+    /// Makes a call of the crate's safe part; not for enums and texts: the crate makes an unknown value a return code.
     pub fn device<T>(
         &mut self,
         name: &'static str,
@@ -178,8 +178,8 @@ blank! {
     nvmlProcessUtilizationSample_t, nvmlRowRemapperHistogramValues_t, nvmlSample_t, nvmlTemperature_t,
 }
 
-/// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by the field of
-/// that name. Never use the method of that name: it panics where the symbol is missing.
+/// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))` makes a raw call by the
+/// field of that name. Never use the method of that name: it panics where the symbol is missing.
 ///
 /// A variant distinguishes what a device may support separately, such as a link or a fan. An invalid argument with a
 /// variant above 0 means that the device does not have it: the call is unsupported for good. With 0 it may mean that the
@@ -197,7 +197,7 @@ macro_rules! call {
     };
 }
 
-/// The same for a call whose last argument points to the value, which is `$initial` before.
+/// Makes a raw call whose last argument points to the value, which is `$initial` before.
 macro_rules! fetch {
     ($caller:expr, $initial:expr, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {{
         let mut value = $initial;
@@ -206,7 +206,7 @@ macro_rules! fetch {
     }};
 }
 
-/// The same with zeroes before; `None` on refusal.
+/// Makes a raw call whose last argument points to the value, which is zero before; `None` on refusal.
 macro_rules! value {
     ($caller:expr, $symbol:ident $($call:tt)*) => {
         $crate::hardware::nvml::calls::fetch!(
@@ -215,7 +215,7 @@ macro_rules! value {
     };
 }
 
-/// The same for a text of up to 95 bytes; `None` also when it is empty.
+/// Makes a raw call that writes a text of up to 95 bytes; `None` also when it is empty.
 macro_rules! text {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
         let mut buffer = [0; 96];
@@ -227,7 +227,7 @@ macro_rules! text {
 
 pub(super) use {call, fetch, text, value};
 
-/// Entries that may come between two attempts.
+/// The most entries expected to be added between two attempts.
 const SPARE_ENTRIES: usize = 16;
 const ATTEMPTS: usize = 4;
 

@@ -54,7 +54,7 @@ codes! {
     999 = UNKNOWN: "unknown";
 }
 
-/// The crate keeps a code that it does not know as an unexpected variant with that number.
+/// The return code of an error of the crate, which keeps an unknown code's number.
 pub fn of(error: NvmlError) -> nvmlReturn_t {
     match error {
         NvmlError::FailedToLoadSymbol(_) => FUNCTION_NOT_FOUND,
@@ -62,7 +62,7 @@ pub fn of(error: NvmlError) -> nvmlReturn_t {
     }
 }
 
-/// Of an opening, or of a query for a GPU; its cause is that of the code.
+/// The failure of an opening, or of a query for a GPU, with the cause that its code means.
 pub fn failure(problem: CallProblem, reason: String, remedy: &'static str) -> Failure {
     let cause = match problem.code {
         "driver_not_loaded" | "uninitialized" | "library_not_found" => FailureCause::DriverNotLoaded,

@@ -19,23 +19,23 @@ use crate::hardware::source::{CallProblem, DriverEventKind, EventFailure, EventS
 
 const XID: u64 = 0x8;
 const MIG_CHANGE: u64 = 0x100;
-/// ECC (0x1, 0x2), XIDs, MIG changes, and 0x200 to 0x8000: ECC storms, row retirement, poison, GPU unavailable and the
-/// recovery action. Left out: performance states, clocks and power supplies.
+/// The registered events: ECC (0x1, 0x2), XIDs, MIG changes, and 0x200 to 0x8000: ECC storms, row retirement, poison,
+/// GPU unavailable and the recovery action. Not registered: performance states, clocks and power supplies.
 const REGISTERED_EVENTS: u64 = 0x1 | 0x2 | XID | MIG_CHANGE | 0xFE00;
 /// The driver's value for "no instance".
 const WHOLE: u32 = u32::MAX;
 const UNKNOWN_XID: u32 = 999;
-/// First and longest wait before the registration of a GPU is retried.
+/// The first and the longest wait before the registration of a GPU is retried.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Events of all GPUs of one session.
+/// The events of all GPUs of one session.
 pub struct NvmlEvents {
     library: Arc<Library>,
     per_gpu: PerGpuQuery,
     set: Option<EventSet>,
     /// The GPUs in the set, with the handle they were registered by.
     registered: BTreeMap<GpuUuid, DeviceHandle>,
-    /// By the handle's address, for the whole session: a lost GPU no longer returns its UUID.
+    /// The GPU of each handle's address, for the whole session: a lost GPU no longer returns its UUID.
     by_handle: BTreeMap<usize, GpuUuid>,
     /// When to retry the registration of GPUs that are not in the set.
     retry: Option<Monotonic>,
@@ -43,7 +43,7 @@ pub struct NvmlEvents {
     problems: Vec<CallProblem>,
 }
 
-/// Freed when dropped, before its library.
+/// An event set, freed when dropped, before its library.
 struct EventSet {
     set: nvmlEventSet_t,
     library: Arc<Library>,
@@ -59,7 +59,7 @@ impl Drop for EventSet {
     }
 }
 
-/// A GPU to register: its UUID, its handle, and those of the events to register that it supports.
+/// A GPU to register: its UUID, its handle, and the events that it supports, of those to register.
 type EventCandidate = (GpuUuid, DeviceHandle, u64);
 
 impl NvmlEvents {
@@ -95,7 +95,7 @@ impl NvmlEvents {
         self.retry = (missing > 0 || self.set.is_none()).then(|| now + self.retries.pause());
     }
 
-    /// One for each GPU that the driver counts; `None` for one that does not answer.
+    /// A candidate for each GPU that the driver counts; `None` for one that does not answer.
     fn candidates(&mut self) -> Vec<Option<EventCandidate>> {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let count = inventory::count(&mut caller);
@@ -132,8 +132,8 @@ impl NvmlEvents {
         Some(EventSet { set: set?, library: Arc::clone(&self.library) })
     }
 
-    /// Makes a new set without GPUs that are lost or refuse: NVML cannot remove one from a set. Events that the old one
-    /// has not returned are lost with it. True when a GPU was left out.
+    /// Makes a new set without GPUs that are lost or refuse: NVML cannot remove one from a set. Events that the old set
+    /// has not returned are lost. Returns true when a GPU was left out.
     fn rebuild(&mut self, now: Monotonic) -> bool {
         let before = mem::take(&mut self.registered);
         let old = self.set.take();
@@ -236,7 +236,7 @@ fn candidate(caller: &mut Caller, index: u32) -> Option<EventCandidate> {
     Some((GpuUuid::new(uuid), handle, kinds))
 }
 
-/// `Some(0)`: the GPU has no events.
+/// The events to register that the GPU supports; `Some(0)`: none.
 fn supported(caller: &mut Caller, handle: DeviceHandle) -> Option<u64> {
     match fetch!(caller, 0, nvmlDeviceGetSupportedEventTypes(handle.0)) {
         Ok(kinds) => Some(kinds & REGISTERED_EVENTS),

@@ -17,14 +17,14 @@ const MEMORY_UTILIZATION: u32 = 2;
 const RATES: &str = "nvmlDeviceGetUtilizationRates";
 const ENERGY_COUNTER: &str = "nvmlDeviceGetTotalEnergyConsumption";
 
-/// Utilization of the GPU and by process, power and energy: five calls where everything is supported, and one more on a module.
+/// Reads utilization of the GPU and by process, power and energy: five calls where all are supported, six on a module.
 pub struct FastReader {
     busy: Ring,
     memory_busy: Ring,
     power: Ring,
     module: ModulePower,
     pub processes: ProcessUse,
-    /// In the last sample.
+    /// The memory utilization in the last sample.
     pub memory_utilization_ratio: Option<f64>,
 }
 
@@ -52,7 +52,7 @@ impl FastReader {
         integrals.busy_seconds = busy.integral;
         integrals.memory_busy_seconds = memory.integral;
         self.memory_utilization_ratio = memory.latest;
-        // Without utilization, as on a partitioned GPU, a pass adds no uncovered time.
+        // A pass without utilization, as on a partitioned GPU, adds no uncovered time.
         integrals.lacks_utilization = self.busy.is_refused(caller) && caller.is_refused(RATES, 0);
         if !integrals.lacks_utilization {
             integrals.uncovered_seconds = busy.uncovered_seconds;
@@ -79,7 +79,7 @@ impl FastReader {
                 integrals.of_present_values = true;
                 module.gpu_joules
             }
-            // The counter has it.
+            // The counter has the energy.
             Some(false) if has_counter => None,
             _ => {
                 let power = self.power.advance(caller, handle, elapsed, |_| power_watts);

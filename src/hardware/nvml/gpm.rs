@@ -14,11 +14,11 @@ use super::rows::{self, ReadingRow, ReadingSource, row};
 use crate::domain::model::{GpmRatios, Medium, Monotonic};
 use crate::hardware::plausible::{self, Work};
 
-/// The driver's documented minimum, and a maximum beyond which a mean is of little use.
+/// The time between two samples: the driver's documented minimum, and a maximum beyond which a mean is of little use.
 const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(600);
 
 const MEBIBYTE: f64 = 1_048_576.0;
-/// In every driver with GPM: percent, and MiB a second.
+/// The metrics of every driver with GPM, in percent or MiB a second.
 const METRICS: [ReadingRow<Medium>; 16] = [
     row!(gpm.graphics_engine_active = field 1: GPM / 100.0),
     row!(gpm.sm_active = field 2: GPM / 100.0),
@@ -37,7 +37,7 @@ const METRICS: [ReadingRow<Medium>; 16] = [
     row!(rates.traffic.nvlink_received = field 60: TRAFFIC * MEBIBYTE),
     row!(rates.traffic.nvlink_transmitted = field 61: TRAFFIC * MEBIBYTE),
 ];
-/// Cycles since reboot, on new drivers; and C2C traffic, which a driver without them may not have either.
+/// The metrics of new drivers: cycles since reboot, and C2C traffic, which a driver without the cycles may lack too.
 const NEW_METRICS: [ReadingRow<Medium>; 13] = [
     row!(sm_cycles = field 248: CYCLES),
     row!(sm_active_cycles = field 249: CYCLES),
@@ -57,14 +57,15 @@ const NEW_METRICS: [ReadingRow<Medium>; 13] = [
 /// Pairs of samples of a GPU, or of its instances while it is partitioned; none where the device does not support GPM.
 pub struct Gpm {
     pairs: BTreeMap<Option<u32>, SamplePair>,
-    /// Not of instances, of which only the ratios are used; nor of a driver that has rejected the new ids.
+    /// Whether the new metrics are read: not of instances, of which only the ratios are used, and not from a driver
+    /// that has rejected the new IDs.
     reads_new_metrics: bool,
 }
 
 struct SamplePair {
     newest: GpmSample,
     at: Option<Monotonic>,
-    /// For the next sample.
+    /// The buffer of the next sample.
     spare: GpmSample,
 }
 
@@ -89,7 +90,7 @@ impl Gpm {
         gpm
     }
 
-    /// Means since the last call for the same instance, and cycle counters where the driver has them; nothing at the first.
+    /// The means since the last call for the same instance, and the driver's cycle counters; nothing at the first call.
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, instance: Option<u32>, now: Monotonic) -> Medium {
         let Some(pair) = self.pairs.get_mut(&instance) else { return Medium::default() };
         let sample = pair.spare.memory;
@@ -117,14 +118,14 @@ impl Gpm {
     }
 }
 
-/// The use of each GPU instance, for the fast tier; the medium tier has its own pairs.
+/// The use of each GPU instance, for the fast tier; the medium tier has separate pairs of samples.
 pub struct InstanceUse {
     gpm: Gpm,
     last: Option<Monotonic>,
-    /// By instance, over the time of the last call.
+    /// How busy each instance was up to the last call, 0 to 1.
     pub ratios: BTreeMap<u32, f64>,
     work: Work,
-    /// The last ratios were zeroes on a busy GPU.
+    /// Whether the last ratios were zeroes on a busy GPU.
     pub is_contradicted: bool,
 }
 
@@ -138,8 +139,8 @@ impl InstanceUse {
         (!gpm.pairs.is_empty()).then_some(Self { gpm, last: None, ratios, work, is_contradicted: false })
     }
 
-    /// Busy seconds since the last call, of the instances that have a value: none where `power`, in watts with its limit,
-    /// contradicts zeroes. `None`: too soon to read.
+    /// The busy seconds since the last call, of the instances that have a value: of none where `power`, in watts with
+    /// its limit, contradicts zeroes. `None`: it is too soon to read.
     pub fn advance(
         &mut self,
         caller: &mut Caller,
@@ -158,7 +159,7 @@ impl InstanceUse {
             Some((instance, ratios.graphics_engine_active.or(ratios.sm_active)?))
         };
         self.ratios = instances.into_iter().filter_map(ratio).collect();
-        // Without ratios, what the last ones showed stands.
+        // Without ratios, `is_contradicted` stays as it is.
         if !self.ratios.is_empty() {
             let [watts, limit] = power;
             self.is_contradicted = self.work.contradicts(self.ratios.values().copied(), watts, limit, now);
@@ -172,7 +173,7 @@ impl InstanceUse {
     }
 }
 
-/// Whether there are ratios, and nothing but zeroes.
+/// Whether there are ratios, and all are zero.
 pub fn is_zero(ratios: &GpmRatios) -> bool {
     let GpmRatios { graphics_engine_active, sm_active, sm_occupancy, dram_active, pipes } = ratios;
     let single = [graphics_engine_active, sm_active, sm_occupancy, dram_active].into_iter().flatten();
@@ -189,7 +190,7 @@ fn read_metrics(caller: &mut Caller, older: nvmlGpmSample_t, newer: nvmlGpmSampl
         (metric.metricId, metric.nvmlReturn) = (field.id, codes::NOT_SUPPORTED);
         get.numMetrics += 1;
     }
-    // Separate variants with and without the new ones: the driver may refuse one of them.
+    // The call has separate variants with and without the new metrics: the driver may refuse one of them.
     call!(caller, nvmlGpmMetricsGet[u32::from(with_new)](&raw mut request.get)).ok()?;
     let values = request.get.metrics.iter().zip(rows.clone()).map(|(metric, row)| {
         let is_read = metric.nvmlReturn == codes::SUCCESS && metric.value.is_finite();

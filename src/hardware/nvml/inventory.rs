@@ -15,7 +15,7 @@ use crate::hardware::plausible;
 
 const MIG_MODE: &str = "nvmlDeviceGetMigMode";
 const MIG_ENABLED: u32 = 1;
-/// By the driver's number.
+/// The architectures by the driver's number.
 const ARCHITECTURES: [&str; 14] =
     ["", "", "kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "", "", "rubin"];
 /// More GPUs than any node has.
@@ -35,18 +35,18 @@ pub struct Mig {
     pub compute_instance: u32,
 }
 
-/// The layout of a node, cheap to read: by index, the GPU with its MIG mode and devices.
+/// The layout of a node, cheap to read: the MIG mode and devices of each GPU by its index.
 pub type NodeLayout = BTreeMap<u32, Option<GpuLayout>>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuLayout {
     pub gpu: GpuUuid,
     pub mig_enabled: Option<bool>,
-    /// By index.
+    /// The MIG devices, each with its index.
     pub mig_devices: Vec<(u32, MigUuid)>,
 }
 
-/// The number of GPUs; `None` also for more than a node can have, as each is queried on its own thread.
+/// The number of GPUs; `None` also for more than a node can have, as each is queried on a thread.
 pub fn count(caller: &mut Caller) -> Option<u32> {
     caller.call("nvmlDeviceGetCount_v2", 0, |nvml| nvml.device_count()).ok().filter(|count| *count <= GPU_LIMIT)
 }
@@ -73,8 +73,8 @@ pub fn uuid(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
     text!(caller, nvmlDeviceGetUUID(handle.0))
 }
 
-/// The GPU at `index`; `None` when it does not answer, with the problem in the caller. A GPU that stops answering on
-/// the way is not present, and its absent values are unknown.
+/// The GPU at `index`; `None` when it does not answer, with the problem in the caller. A GPU that stops answering
+/// during the query is not present, and its absent values are unknown.
 pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let handle = handle(caller, index)?;
     let uuid = uuid(caller, handle)?;
@@ -133,7 +133,7 @@ type MigProfiles = BTreeMap<u32, MigProfile>;
 struct MigProfile {
     slices: u32,
     megabytes: u64,
-    /// As nvidia-smi prints it: `1g.24gb+me.all`. `None` with drivers before 525, which name MIG devices by it.
+    /// The name as in nvidia-smi: `1g.24gb+me.all`. `None` with drivers before 525, where a MIG device's name has it.
     name: Option<Arc<str>>,
 }
 
@@ -141,7 +141,7 @@ struct MigProfile {
 fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> (MigProfiles, bool) {
     let (mut profiles, mut all_read) = (MigProfiles::new(), true);
     for constant in 0..PROFILE_LIMIT {
-        // From 1: a board may lack the first profile, too.
+        // Variants begin at 1: a board may lack the first profile, too.
         let blank = nvmlGpuInstanceProfileInfo_t::blank();
         match fetch!(caller, blank, nvmlDeviceGetGpuInstanceProfileInfo[constant + 1](handle.0, constant)) {
             Ok(info) => {
@@ -159,7 +159,7 @@ fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> (MigProfiles, bool
     (profiles, all_read)
 }
 
-/// `1g.24gb+me.all` of `MIG 1g.24gb+me.all`.
+/// The profile's name: `1g.24gb+me.all` of `MIG 1g.24gb+me.all`.
 fn profile_name(caller: &mut Caller, handle: DeviceHandle, constant: u32) -> Option<Arc<str>> {
     let version = version::<nvmlGpuInstanceProfileInfo_v2_t>(2);
     let wanted = nvmlGpuInstanceProfileInfo_v2_t { version, ..Blank::blank() };
@@ -210,12 +210,12 @@ fn compute_capability(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<s
     read.ok().map(|capability| format!("{}.{}", capability.major, capability.minor).into())
 }
 
-/// `None` for an architecture newer than the table.
+/// The name of an architecture; `None` for one newer than the table.
 fn architecture(number: u32) -> Option<Arc<str>> {
     ARCHITECTURES.get(number as usize).filter(|name| !name.is_empty()).map(|name| (*name).into())
 }
 
-/// `1g.10gb` out of `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+/// The profile in a MIG device's name: `1g.10gb` of `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
 fn profile_in_name(name: &str) -> Option<Arc<str>> {
     let (_, profile) = name.rsplit_once("MIG ")?;
     profile.contains("g.").then(|| profile.trim().into())
@@ -235,7 +235,7 @@ fn name_of_part(profile: Arc<str>, of_instance: u32, slices: Option<u32>) -> Arc
     }
 }
 
-/// One GPU of the layout, with few calls. `None` unless all of them were answered.
+/// One GPU of the layout, read with few calls. `None` unless all of them were answered.
 pub fn gpu_layout(caller: &mut Caller, index: u32) -> Option<GpuLayout> {
     let handle = handle(caller, index)?;
     let gpu = GpuUuid::new(uuid(caller, handle)?);

@@ -34,12 +34,12 @@ const DIRECTORIES: [&str; 8] = [
 pub struct LibrarySearch {
     /// `--nvml-library`: only this one.
     pub library: Option<PathBuf>,
-    /// `--driver-root`: searched after the loader's own path.
+    /// `--driver-root`: searched after the loader's path.
     pub driver_roots: Vec<PathBuf>,
 }
 
 impl LibrarySearch {
-    /// What to try to load, in order. The bare name uses the loader's path.
+    /// The files to try to load, in order. The bare name uses the loader's path.
     fn candidates(&self) -> Vec<OsString> {
         if let Some(library) = &self.library {
             return vec![library.clone().into_os_string()];
@@ -62,8 +62,8 @@ impl LibrarySearch {
     }
 }
 
-/// A library that is loaded, and not initialised. The crate does both in one call, after this load, which may hang with the
-/// loader locked: the supervisor distinguishes that from an initialisation that hangs.
+/// A library that is loaded, and not initialised. The crate does both in one call; it is loaded before, as a load may
+/// hang with the loader locked: the supervisor distinguishes that from an initialisation that hangs.
 pub struct Loaded {
     _symbols: NvmlLib,
     path: OsString,
@@ -92,7 +92,7 @@ impl Loaded {
     pub fn find(search: &LibrarySearch) -> Result<Self, Failure> {
         let mut refused = None;
         for path in search.candidates() {
-            // SAFETY: loading runs the library's initialisers; it is the driver's own, or the one that was configured.
+            // SAFETY: loading runs the library's initialisers; it is the driver's, or the one that was configured.
             match unsafe { NvmlLib::new(&path) } {
                 Ok(symbols) => return Ok(Self { _symbols: symbols, path }),
                 Err(error) => {
@@ -111,7 +111,7 @@ impl Loaded {
     }
 
     pub fn initialise(self, statistics: Arc<Statistics>) -> Result<Arc<Library>, Failure> {
-        // The crate also calls nvmlSystemGetDriverVersion, within this time.
+        // The time includes the crate's call of nvmlSystemGetDriverVersion.
         let opened = statistics.time("nvmlInit_v2", || Nvml::builder().lib_path(&self.path).init());
         let nvml = opened.map_err(codes::of).map_err(|code| {
             let (path, name) = (self.path.to_string_lossy(), codes::name(code));
@@ -124,7 +124,7 @@ impl Loaded {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // Without the symbol the crate would panic: that library stays loaded.
+        // Where the symbol is missing, the crate would panic: that library stays loaded.
         if self.nvml.lib().nvmlShutdown.is_ok() {
             // SAFETY: not used afterwards; there is no other reference, so no call is under way.
             self.statistics.time("nvmlShutdown", || unsafe { ManuallyDrop::drop(&mut self.nvml) });
@@ -132,7 +132,7 @@ impl Drop for Library {
     }
 }
 
-/// True when the loader's error means that the candidate itself does not exist. Any other error is reported, as is a
+/// Whether the loader's error means that the candidate itself does not exist. Any other error is reported, as is a
 /// missing library that the candidate needs.
 fn is_absence(candidate: &OsStr, error: &str) -> bool {
     let own = error.strip_prefix(&*candidate.to_string_lossy());
@@ -152,7 +152,7 @@ impl Statistics {
         Self { calls: Mutex::default(), clock }
     }
 
-    /// Makes a call. The time of one that is refused counts, too.
+    /// Makes a call and records its time, also where it is refused.
     pub fn time<T>(&self, name: &'static str, call: impl FnOnce() -> T) -> T {
         let Some(clock) = self.clock else { return call() };
         let started = clock.now().monotonic;
@@ -162,7 +162,7 @@ impl Statistics {
         returned
     }
 
-    /// `None` unless calls are timed.
+    /// The times of the calls by name; `None` unless calls are timed.
     pub fn durations(&self) -> Option<BTreeMap<&'static str, DurationHistogram>> {
         self.clock.is_some().then(|| self.calls.lock().clone())
     }

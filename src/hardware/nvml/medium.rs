@@ -46,13 +46,13 @@ const SLOWDOWNS: [ReadingRow<Medium>; 3] = [
 ];
 /// Clock event bits that only some drivers have.
 const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
-/// By the driver's number, with its names; the first is bare metal.
+/// The virtualization modes by the driver's number, with its names; the first is bare metal.
 const VIRTUALIZATION_MODES: [Option<&str>; 5] =
     [None, Some("passthrough"), Some("vgpu"), Some("host_vgpu"), Some("host_vsga")];
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 
-/// None of them before 575, and for an unknown version.
+/// The rows of the slowdown reasons; none before 575, and for an unknown version.
 fn slowdowns(driver_version: Option<&str>) -> &'static [ReadingRow<Medium>] {
     let mut numbers = driver_version.unwrap_or_default().split('.').map(|number| number.parse::<u32>().ok());
     match (numbers.next().flatten(), numbers.next().flatten().unwrap_or(0)) {
@@ -70,7 +70,7 @@ pub struct MediumReader {
     /// The bits that the driver supports; read until the driver returns them.
     clock_event_bits: Option<u64>,
     fans: Option<u32>,
-    /// It changes with the driver alone; read until the driver returns it.
+    /// The virtualization mode, which changes with the driver alone; read until the driver returns it.
     virtualization_mode: Option<u32>,
 }
 
@@ -89,7 +89,7 @@ impl MediumReader {
         }
     }
 
-    /// `works`: the GPU does so by other readings than GPM.
+    /// Reads the tier. `works`: whether the GPU works by other readings than GPM.
     pub fn read(
         &mut self,
         caller: &mut Caller,
@@ -166,7 +166,7 @@ impl MediumReader {
         (0..self.fans.unwrap_or(0).min(FAN_LIMIT)).map_while(speed).collect()
     }
 
-    /// Each GPU instance once, however many compute instances share it.
+    /// Reads each GPU instance once, however many compute instances share it.
     fn instances(
         &mut self,
         caller: &mut Caller,

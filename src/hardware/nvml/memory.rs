@@ -8,8 +8,8 @@ use super::library::DeviceHandle;
 use crate::domain::model::MemoryUse;
 use crate::hardware::plausible;
 
-/// Of a GPU, or of the GPU instance of a MIG device; either may support calls that the other does not.
-/// Absent as a whole where one value is wrong.
+/// The memory of a GPU, or of the GPU instance of a MIG device; either may support calls that the other does not.
+/// `None` where one value is wrong.
 pub fn read(caller: &mut Caller, handle: DeviceHandle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
     let memory = read_any(caller, handle, gpu_instance)?;
     let parts = [memory.used, memory.free, memory.reserved.unwrap_or(0)];
@@ -32,7 +32,7 @@ fn read_any(caller: &mut Caller, handle: DeviceHandle, gpu_instance: Option<u32>
     Some(MemoryUse { used, free, reserved: None, total })
 }
 
-/// NVML does not document whether `used` includes reserved memory; the sum shows it.
+/// The memory with `used` without reserved memory. NVML does not document whether it includes that; the sum shows it.
 fn tidy(total: u64, reserved: u64, free: u64, used: u64) -> MemoryUse {
     let used = if reserved > 0 && free.saturating_add(used) == total { used.saturating_sub(reserved) } else { used };
     MemoryUse { used, free, reserved: Some(reserved), total }

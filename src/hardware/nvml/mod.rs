@@ -1,4 +1,4 @@
-//! The driver's own library, loaded at run time.
+//! The driver's library, loaded at run time.
 //!
 //! In: where to search for `libnvidia-ml.so.1`. Out: the traits of `source`. Does not use: the supervisor or
 //! publication, and blocks as long as the driver does. Numbers are from `nvml.h` of 13.5.
@@ -46,10 +46,10 @@ use super::source::{CallDurations, CallProblem, Driver, DriverSession, EventSour
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, GpuUuid, HardwareSource, Inventory};
 
-/// NVML, searched for at each opening: a driver may be installed, removed or replaced while the agent runs.
+/// NVML, searched for at each opening: drivers may be installed, removed or replaced while the agent runs.
 pub struct NvmlDriver {
     search: LibrarySearch,
-    /// Loaded, and not opened yet.
+    /// The library that is loaded and not opened yet.
     loaded: Option<Loaded>,
     statistics: Arc<Statistics>,
 }
@@ -65,7 +65,7 @@ pub fn end_process(code: u8) -> ! {
 }
 
 impl NvmlDriver {
-    /// With a clock, calls are timed.
+    /// A driver that is not loaded yet. Calls are timed if there is a clock.
     pub fn new(search: LibrarySearch, clock: Option<Clock>) -> Self {
         Self { search, loaded: None, statistics: Arc::new(Statistics::new(clock)) }
     }
@@ -95,8 +95,8 @@ impl Driver for NvmlDriver {
     }
 }
 
-/// GPUs by UUID, and the UUIDs that several GPUs have, with their indexes. Those GPUs are left out: readings, device
-/// IDs and containers identify a GPU by its UUID alone.
+/// The GPUs by UUID, without those whose UUID several GPUs have; and these UUIDs with the GPUs' indexes. Readings,
+/// device IDs and containers identify a GPU by its UUID alone.
 fn without_duplicates(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuUuid, Vec<u32>>) {
     let mut indices: BTreeMap<GpuUuid, Vec<u32>> = BTreeMap::new();
     for gpu in &found {
@@ -109,7 +109,7 @@ fn without_duplicates(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuU
 
 struct NvmlSession {
     library: Arc<Library>,
-    /// Of the last inventory.
+    /// The layout of the last inventory.
     layout: Mutex<NodeLayout>,
     driver_version: Mutex<Option<Arc<str>>>,
     per_gpu: PerGpuQuery,

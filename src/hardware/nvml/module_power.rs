@@ -8,16 +8,16 @@ use super::samples::Ring;
 use crate::hardware::integrate::RingIntegral;
 use crate::hardware::plausible;
 
-/// The power of the GPU alone and of the module: of each, field 185 is the mean of a second, and 186 the present value
-/// for a driver without it.
+/// The power of the GPU alone, then of the module: field 185 is the mean of a second, and 186 the present value for a
+/// driver without it.
 const POWER: [FieldRow; 4] = [watts(185, 0), watts(186, 0), watts(185, 1), watts(186, 1)];
 /// The ring of samples of the module's power.
 const MODULE_POWER: u32 = 7;
-/// After so many refusals of the module's power the GPU is on no module.
+/// The number of refusals of the module's power after which the GPU counts as on no module.
 const ATTEMPTS: u32 = 2;
-/// So many passes in a row show that the GPU's power is not the module's.
+/// The number of passes in a row that prove that the GPU's power is not the module's.
 const PROOF: u32 = 5;
-/// Below this part of the module's power a power is the GPU's own: of the 1000 W of a GH200 its GPU draws at most 900 W.
+/// A power below this part of the module's is the GPU's: of the 1000 W of a GH200 its GPU draws at most 900 W.
 const BELOW_MODULE: f64 = 0.98;
 
 const fn watts(id: u32, scope: u32) -> FieldRow {
@@ -27,20 +27,20 @@ const fn watts(id: u32, scope: u32) -> FieldRow {
 pub struct ModulePower {
     ring: Ring,
     gpu: GpuPower,
-    /// `None`: not known yet. On a module the GPU's power is that of `POWER`, and its energy that power's integral: the
-    /// header does not name the scope of other calls, and on Grace Hopper the energy counter has been seen to count the
-    /// CPU, too.
+    /// Whether the GPU is on a module; `None`: not known yet. If it is, its power is that of `POWER`, and its energy
+    /// that power's integral: the header does not name the scope of other calls, and on Grace Hopper the energy counter
+    /// has been seen to count the CPU, too.
     pub is_on_module: Option<bool>,
-    /// So often the module's power has been refused.
+    /// How often the module's power has been refused.
     refusals: u32,
 }
 
-/// What a pass adds.
+/// The power in one pass, and the energy that it adds: of the module and of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModuleStep {
     pub watts: Option<f64>,
     pub joules: Option<f64>,
-    /// Of the GPU alone.
+    /// The power of the GPU alone.
     pub gpu_watts: Option<f64>,
     pub gpu_joules: Option<f64>,
 }
@@ -52,9 +52,9 @@ impl Default for ModulePower {
 }
 
 impl ModulePower {
-    /// Nothing for a GPU whose driver has no module power, or that has no CPU on its module: its power and its counter
-    /// are its own. The driver has no energy counter of the module, so its power is integrated; time without readings
-    /// adds nothing.
+    /// Reads the power of module and GPU; nothing for a GPU without a module power or without a CPU on its module,
+    /// whose other power readings and energy counter are those of the GPU. The driver has no energy counter of the
+    /// module, so its power is integrated; time without readings adds nothing.
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64) -> ModuleStep {
         if self.is_on_module == Some(false) {
             return ModuleStep::default();
@@ -88,9 +88,9 @@ impl ModulePower {
 #[derive(Default)]
 struct GpuPower {
     integral: RingIntegral,
-    /// Passes in a row, up to the proof.
+    /// The passes in a row below the module's power, up to the proof.
     below: u32,
-    /// Joules of these passes.
+    /// The joules of these passes.
     withheld: f64,
 }
 
@@ -99,7 +99,7 @@ impl GpuPower {
         self.below >= PROOF
     }
 
-    /// Watts and joules of a pass. The pass that completes the proof has the joules of those before it.
+    /// The GPU's watts and joules of a pass. The pass that completes the proof includes the joules of those before it.
     fn advance(&mut self, elapsed: f64, gpu: Option<f64>, module: Option<f64>) -> (Option<f64>, Option<f64>) {
         let joules = self.integral.advance(elapsed, &mut [], || gpu).integral;
         if self.is_proven() {

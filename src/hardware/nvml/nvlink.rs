@@ -10,13 +10,13 @@ use super::rows::{self, FieldRow, ReadingRow, ReadingSource, row};
 use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers};
 use crate::hardware::plausible;
 
-/// The highest number in the header; the driver stops before.
+/// The most links in the header; the driver stops earlier.
 const LINK_LIMIT: u32 = 36;
 const ALL_LINKS: u32 = u32::MAX;
-/// KiB of one link, up to NVLink 4.
+/// The traffic of one link up to NVLink 4, in KiB.
 const DATA: [ReadingRow<LinkCounters>; 2] =
     [row!(transmitted_bytes = wide 138: TRANSFERRED * 1024.0), row!(received_bytes = wide 139: TRANSFERRED * 1024.0)];
-/// Bytes of one link, NVLink 5.
+/// The traffic of one link of NVLink 5, in bytes.
 const BYTES: [ReadingRow<LinkCounters>; 2] =
     [row!(transmitted_bytes = wide 202: TRANSFERRED), row!(received_bytes = wide 204: TRANSFERRED)];
 const ERRORS: [ReadingRow<LinkCounters>; 3] = [
@@ -35,7 +35,7 @@ const ERRORS5: [ReadingRow<LinkCounters>; 9] = [
     row!(errors["recovery_failed"] = field 214: ERRORS),
     row!(errors["recovery"] = field 215: ERRORS),
 ];
-/// Over all links, with the scope of that: the older ids have none.
+/// The errors of all links; only the newest ID needs a scope for that.
 const ERROR_SUMS: [ReadingRow<NvLink>; 5] = [
     row!(error_sums["crc_flit"] = field 38: ERRORS),
     row!(error_sums["crc_data"] = field 45: ERRORS),
@@ -44,7 +44,7 @@ const ERROR_SUMS: [ReadingRow<NvLink>; 5] = [
     row!(error_sums["recovery_successful"] = field 213[ALL_LINKS]: ERRORS),
 ];
 
-/// Of the counters of each link.
+/// The names of the error counters of each link.
 pub fn error_names(nvlink5: bool) -> impl Iterator<Item = &'static str> {
     let rows: &[ReadingRow<LinkCounters>] = if nvlink5 { &ERRORS5 } else { &ERRORS };
     let mut link = LinkCounters::default();
@@ -56,7 +56,7 @@ type LinkCountersByNumber = BTreeMap<u32, LinkCounters>;
 
 #[derive(Default)]
 pub struct NvLinkReader {
-    /// The GPU has the error counters of NVLink 5.
+    /// Whether the GPU has the error counters of NVLink 5.
     nvlink5: bool,
 }
 
@@ -96,7 +96,7 @@ fn states(caller: &mut Caller, handle: DeviceHandle) -> Option<Vec<bool>> {
     Some(states).filter(|states| !states.is_empty())
 }
 
-/// Reads these fields of every link, in one call. False where none has a value.
+/// Reads these fields of every link, in one call. Returns false where none has a value.
 fn read_links(
     caller: &mut Caller,
     handle: DeviceHandle,

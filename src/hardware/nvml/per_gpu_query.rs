@@ -1,4 +1,4 @@
-//! Queries each GPU on its own thread, so that a GPU that hangs does not delay the others.
+//! Queries each GPU on a separate thread, so that a GPU that hangs does not delay the others.
 //!
 //! In: a function of one GPU's index. Out: the answers by index, without GPUs that did not answer in time.
 
@@ -15,15 +15,15 @@ use super::calls::Caller;
 use super::library::Library;
 use crate::hardware::source::CallProblem;
 
-/// Below the watchdog's limit, and longer than one GPU takes to initialise without persistence mode.
+/// The limit for the next answer: below the watchdog's, and above a GPU's initialisation without persistence mode.
 const PATIENCE: Duration = Duration::from_secs(5);
 const STACK_BYTES: usize = 256 * 1024;
 
-/// A GPU whose last query has not returned is not queried again.
+/// Queries GPUs; one whose last query has not returned is not queried again.
 #[derive(Default)]
 pub struct PerGpuQuery {
     pending: Arc<Mutex<BTreeSet<u32>>>,
-    /// `None` outside tests.
+    /// The threads' stack size; `None` outside tests.
     stack_bytes: Option<usize>,
 }
 
@@ -59,7 +59,7 @@ impl PerGpuQuery {
     }
 }
 
-/// A function of one GPU with the calls that failed.
+/// Makes a query of a GPU's index return its answer together with the calls that failed.
 pub fn with_caller<T>(
     library: &Arc<Library>,
     query: fn(&mut Caller, u32) -> T,

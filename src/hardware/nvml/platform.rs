@@ -12,23 +12,23 @@ use super::rows::{self, FieldRow};
 use crate::domain::model::{C2c, FabricDomain, FabricState, Platform};
 use crate::hardware::plausible;
 
-/// What the platform does not give.
+/// The value of a number that the platform does not give.
 const UNKNOWN: u8 = u8::MAX;
 const PEER_TYPES: [&str; 2] = ["direct", "switch"];
 
 const C2C_LINK_COUNT: FieldRow = FieldRow::plain(170);
 const C2C_LINK_STATUS: FieldRow = FieldRow::plain(171);
-/// In MB a second, of an active link.
+/// The speed of an active link, in MB a second.
 const C2C_LINK_SPEED: FieldRow = FieldRow::plain(172);
 /// More links than any GPU has; the header names 14.
 const C2C_LINK_LIMIT: u32 = 64;
 
-/// By the driver's number.
+/// The states of the registration by the driver's number.
 const STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
 const COMPLETED: u8 = 3;
 
-/// The position of a condition's two bits in the health mask, their value where it is true, and its name. Of 1 and 2 the
-/// other value means false; 0 means that it is not supported.
+/// The position of each condition's two bits in the health mask, their value where it is true, and its name. Of 1 and 2
+/// the other value means false; 0 means that it is not supported.
 const CONDITIONS: [(u32, u32, &str); 6] = [
     (0, 1, "degraded_bandwidth"),
     (2, 1, "route_recovery"),
@@ -37,14 +37,15 @@ const CONDITIONS: [(u32, u32, &str); 6] = [
     (12, 2, "partition_unassigned"),
     (14, 2, "fabric_manager_disconnected"),
 ];
-/// Four bits at this position: 0 unsupported, 1 correct.
+/// The position of the configuration's four bits in the health mask: 0 unsupported, 1 correct, others incorrect.
 const CONFIGURATION: u32 = 8;
 const CORRECT: u32 = 1;
-/// From 2 on.
+/// The incorrect configurations, from 2 on.
 const INCORRECT: [&str; 7] =
     ["system_guid", "chassis_serial", "no_partition", "insufficient_nvlinks", "gpu_firmware", "location", "gpu_state"];
 
-/// Blackwell and newer. Both versions of the structure have the same layout; only the names of their fields differ.
+/// The GPU's place in its chassis, from Blackwell on. Both versions of the structure have the same layout; only the
+/// names of their fields differ.
 pub fn read(caller: &mut Caller, handle: DeviceHandle) -> Option<Platform> {
     for number in [2, 1] {
         let version = version::<nvmlPlatformInfo_v2_t>(number);
@@ -107,9 +108,9 @@ pub fn c2c(caller: &mut Caller, handle: DeviceHandle) -> C2c {
     }
 }
 
-/// By the newest version of the structure that the driver supports. The versions share their beginning; the second has
-/// no health summary, and the first no health mask either. The fourth, a call of its own, splits the clique by kinds of
-/// access, the first of which is the clique here.
+/// The registration with the fabric, by the newest version of the structure that the driver supports, up to the third.
+/// The versions share their beginning; the second has no health summary, and the first no health mask either. The
+/// fourth, a separate call, splits the clique by kinds of access, the first of which is the clique here.
 pub fn fabric(caller: &mut Caller, handle: DeviceHandle) -> Option<FabricState> {
     for word in [version::<nvmlGpuFabricInfoV_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
         let wanted = nvmlGpuFabricInfoV_t { version: word, ..Blank::blank() };
@@ -124,7 +125,7 @@ pub fn fabric(caller: &mut Caller, handle: DeviceHandle) -> Option<FabricState> 
     fabric_state(&nvmlGpuFabricInfoV_t { clusterUuid, status, cliqueId, state, ..Blank::blank() }, 1)
 }
 
-/// `None` for a state newer than the table.
+/// The state of the fabric; `None` for one newer than the table.
 fn fabric_state(info: &nvmlGpuFabricInfoV_t, version: u32) -> Option<FabricState> {
     let state = *STATES.get(usize::from(info.state))?;
     let is_completed = info.state == COMPLETED;
@@ -139,7 +140,7 @@ fn fabric_state(info: &nvmlGpuFabricInfoV_t, version: u32) -> Option<FabricState
     let incorrect = configuration.checked_sub(CORRECT + 1).and_then(|number| INCORRECT.get(number as usize)).copied();
     let is_incorrect = (configuration >= CORRECT).then_some(("incorrect_configuration", configuration > CORRECT));
     Some(FabricState {
-        // Completed with an error: the GPU is in no fabric, and no registration is under way.
+        // A registration that completed with an error has ended: the GPU is in no fabric.
         state: if failed { "failed" } else { state },
         // A single node has an all-zero UUID: its GPUs are registered with a fabric, and in no domain.
         domain: (is_completed && !failed && info.clusterUuid != [0; 16])
@@ -151,7 +152,7 @@ fn fabric_state(info: &nvmlGpuFabricInfoV_t, version: u32) -> Option<FabricState
     })
 }
 
-/// `8-4-4-4-12`, as nvidia-smi prints it.
+/// The UUID as nvidia-smi prints it: `8-4-4-4-12`.
 fn uuid_text(bytes: [u8; 16]) -> String {
     let digits = format!("{:032x}", u128::from_be_bytes(bytes));
     [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
@@ -233,7 +234,7 @@ mod tests {
         let wrong: Vec<_> = state.conditions.iter().filter(|(_, is_wrong)| **is_wrong).map(|(name, _)| *name).collect();
         assert_eq!(wrong, ["fabric_manager_disconnected", "incorrect_configuration", "partition_unassigned"]);
         assert_eq!(state.incorrect_configuration, Some("insufficient_nvlinks"));
-        // One newer than the table is incorrect for an unknown reason.
+        // A value newer than the table is incorrect for an unknown reason.
         let newer = with(3, 0, RACK, 0xF00);
         assert_eq!((newer.conditions["incorrect_configuration"], newer.incorrect_configuration), (true, None));
     }

@@ -15,13 +15,14 @@ use ContextKind::{Compute, Graphics, Mps};
 const CAPACITY: usize = 64;
 /// More contexts than a GPU can have.
 pub const LARGEST: usize = 4096;
-/// What the driver writes for an unknown size, and for no instance.
+/// The values that the driver writes for an unknown size, and for no instance.
 const NO_MEMORY: u64 = u64::MAX;
 const NO_INSTANCE: u32 = u32::MAX;
 
 /// Reads the driver's lists of processes that have contexts on a GPU.
 pub struct ProcessLists {
-    /// Read version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.
+    /// Whether version 2 of the lists is read. Versions 2 and 3 share one structure, except in a few drivers: see
+    /// `has_other_v3`.
     second_version: bool,
     capacity: usize,
 }
@@ -49,7 +50,7 @@ impl ProcessLists {
     ) -> Option<Vec<DeviceProcess>> {
         let mut found = BTreeMap::new();
         if self.read_lists(caller, handle, &[Compute, Graphics, Mps], None, &mut found).is_none() {
-            // Without privileges only the lists of the MIG devices can be read on a partitioned GPU.
+            // An agent without privileges can read only the lists of the MIG devices on a partitioned GPU.
             found.clear();
             if migs.is_empty() {
                 return None;
@@ -124,7 +125,7 @@ fn add_processes(infos: Vec<nvmlProcessInfo_t>, mig: Option<&Mig>, found: &mut P
         let process = DeviceProcess { pid: info.pid, gpu_instance, compute_instance, memory_bytes };
         found
             .entry((info.pid, gpu_instance, compute_instance))
-            // A process in two lists has one memory: the larger figure where they differ.
+            // The two figures of a process in two lists are of the same memory: the larger one counts.
             .and_modify(|known: &mut DeviceProcess| known.memory_bytes = known.memory_bytes.max(memory_bytes))
             .or_insert(process);
     }
@@ -132,7 +133,7 @@ fn add_processes(infos: Vec<nvmlProcessInfo_t>, mig: Option<&Mig>, found: &mut P
 
 type ProcessesByInstance = BTreeMap<(u32, Option<u32>, Option<u32>), DeviceProcess>;
 
-/// True for drivers 535.43 to 535.86, whose version 3 writes a longer structure, beyond the end of our array.
+/// Whether the driver is one of 535.43 to 535.86, whose version 3 writes a longer structure, beyond our array's end.
 fn has_other_v3(driver_version: &str) -> bool {
     let mut numbers = driver_version.split('.').map(|number| number.parse::<u32>().ok());
     let version = (numbers.next().flatten(), numbers.next().flatten());

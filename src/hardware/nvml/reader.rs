@@ -31,13 +31,13 @@ pub struct NvmlReader {
     work: Work,
     power_limit_watts: Option<f64>,
     memory_bytes: Option<u64>,
-    /// The last pass of the fast tier.
+    /// The time of the last pass of the fast tier.
     last: Option<Monotonic>,
 }
 
 impl NvmlReader {
-    /// The GPU at this index of the inventory. Never searched by its UUID: the driver may initialise other GPUs for
-    /// that, and hang in one of them.
+    /// A reader of the GPU at this index of the inventory. It is never searched by its UUID: the driver may initialise
+    /// other GPUs for that, and hang in one of them.
     pub fn new(library: &Arc<Library>, gpu: &GpuUuid, index: u32) -> Result<Self, Failure> {
         let mut caller = Caller::new(Arc::clone(library));
         let handle = inventory::handle(&mut caller, index);

@@ -16,7 +16,7 @@ pub struct ReadingRow<T> {
 }
 
 pub enum ReadingSource {
-    /// A call of its own, with unit and range.
+    /// A separate call, which applies unit and range.
     Call(fn(&mut Caller, DeviceHandle) -> Option<f64>),
     /// A field, read with the others of the table in one call, or a GPM metric.
     Field(FieldRow),
@@ -31,7 +31,7 @@ impl<T> ReadingRow<T> {
     }
 }
 
-/// Reads the fields of a table in one call, then makes the others' calls in their order.
+/// Reads the fields of a table in one call, then the other rows in their order.
 pub fn read<'a, T: 'a>(
     caller: &mut Caller,
     handle: DeviceHandle,
@@ -47,7 +47,7 @@ pub fn read<'a, T: 'a>(
     set(rows, values, target);
 }
 
-/// Sets the values that were read. False where there is none.
+/// Sets the values that were read. Returns false where there is none.
 pub fn set<'a, T: 'a>(
     rows: impl Iterator<Item = &'a ReadingRow<T>>,
     values: impl Iterator<Item = Option<f64>>,
@@ -63,18 +63,18 @@ pub fn set<'a, T: 'a>(
     any
 }
 
-/// nvmlValueType_t: double, unsigned long, unsigned and signed long long; all have 64 bits on Linux.
+/// The values of nvmlValueType_t with 64 bits on Linux: double, unsigned long, unsigned and signed long long.
 const WIDE_TYPES: [nvmlValueType_t; 4] = [0, 2, 3, 4];
 
 /// A field, the conversion to our unit and its range.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldRow {
     pub id: u32,
-    /// A link, or what else the field has several of.
+    /// The number of the link, or of what else the field has several of.
     scope: u32,
     /// Converts the driver's unit to ours.
     to_our_unit: fn(f64) -> f64,
-    /// `None`: a flag, or a number in a code of its own.
+    /// The range of the value; `None`: a flag or an enum.
     range: Option<&'static QuantityRange>,
     is_wide: bool,
 }
@@ -97,7 +97,7 @@ impl FieldRow {
         Self { scope, ..self }
     }
 
-    /// In our unit; `None` outside the range.
+    /// The value in our unit; `None` outside the range.
     pub fn convert(&self, caller: &mut Caller, value: f64) -> Option<f64> {
         let value = (self.to_our_unit)(value);
         self.range.map_or(Some(value), |range| caller.plausible(range, value))
@@ -109,9 +109,9 @@ pub fn fields(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> V
     field_results(caller, handle, rows).into_iter().map(Result::ok).collect()
 }
 
-/// The same, with the reason for each missing value.
+/// Reads many fields in one call, with the reason for each missing value.
 pub fn field_results(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> Vec<Result<f64, CallRefusal>> {
-    // The code is for fields that the driver does not write.
+    // This return code stays in fields that the driver does not write.
     let to_read = |row: &FieldRow| nvmlFieldValue_t {
         fieldId: row.id,
         scopeId: row.scope,
@@ -155,7 +155,7 @@ pub fn decode(kind: nvmlValueType_t, value: nvmlValue_t) -> Option<f64> {
     number.is_finite().then_some(number)
 }
 
-/// One row: its place, and the field, GPM metric or call, with its range and the conversion from the driver's unit to ours.
+/// Declares a row: its place, and the field, GPM metric or call, with its range and the conversion to our unit.
 ///
 /// - `row!(temperature = field 82: TEMPERATURE)`, or `field 213[scope]`; in the tables of GPM a metric;
 /// - `row!(throttled_seconds["sync_boost"] = wide 76: THROTTLED / 1e9)`: a field that counts only with 64 bits;

@@ -8,14 +8,14 @@ use super::rows::decode;
 use crate::hardware::integrate::{IntegralStep, RingIntegral, RingSample};
 use crate::hardware::plausible::{self, QuantityRange};
 
-/// More than any known ring; grown where it does not suffice.
+/// More samples than any known ring has; the buffer grows where that does not suffice.
 const CAPACITY: usize = 256;
 const LARGEST: usize = 16 * 1024;
 
 /// One of the driver's rings and how far it has been read.
 pub struct Ring {
     kind: nvmlSamplingType_t,
-    /// The driver's units in one of ours: percent in a ratio, milliwatts in a watt.
+    /// How many of the driver's units one of ours is: percent in a ratio, milliwatts in a watt.
     units: f64,
     quantity: &'static QuantityRange,
     integral: RingIntegral,
@@ -41,7 +41,7 @@ impl Ring {
         caller.is_refused("nvmlDeviceGetSamples", self.kind)
     }
 
-    /// `fallback` returns the rate where there is no new sample.
+    /// Reads the new samples and integrates them. `fallback` returns the rate where there is none.
     pub fn advance(
         &mut self,
         caller: &mut Caller,

@@ -19,7 +19,7 @@ use super::rows::{self, FieldRow, ReadingRow, ReadingSource, row};
 use crate::domain::model::{C2c, EccLocation, NvLink, RowRemap, Slow};
 use crate::hardware::plausible;
 
-/// By the driver's number.
+/// The ECC locations by the driver's number.
 const ECC_LOCATIONS: [&str; 8] =
     ["l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram"];
 const CORRECTED: u32 = 0;
@@ -66,7 +66,8 @@ pub struct SlowReader {
 
 impl SlowReader {
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Slow {
-        // The links cost several lists of fields, and are not for health, for which the first pass is waited for.
+        // The first pass, for which health waits, omits the links: they cost several lists of fields, and are not for
+        // it.
         let has_read = std::mem::replace(&mut self.has_read, true);
         let mut slow = Slow::default();
         rows::read(caller, handle, READINGS.iter(), &mut slow);
@@ -131,7 +132,7 @@ fn row_remap_banks(caller: &mut Caller, handle: DeviceHandle) -> BTreeMap<&'stat
     banks.filter_map(known).collect()
 }
 
-/// Only their number, which the driver returns for a buffer without space.
+/// The number of retired pages, which the driver returns for a buffer without space.
 fn retired_pages(caller: &mut Caller, handle: DeviceHandle, cause: u32) -> Option<u64> {
     let mut count = 0;
     let nowhere = std::ptr::null_mut();
@@ -141,7 +142,7 @@ fn retired_pages(caller: &mut Caller, handle: DeviceHandle, cause: u32) -> Optio
     }
 }
 
-/// As DCGM has it: absent where the driver lists features, and vGPU is none of them.
+/// Whether vGPU is licensed. As in DCGM, absent where the driver lists features, and vGPU is none of them.
 fn is_licensed(features: &nvmlGridLicensableFeatures_t) -> Option<bool> {
     if features.isGridLicenseSupported == 0 {
         return Some(false);

@@ -7,15 +7,15 @@ use crate::domain::model::Monotonic;
 /// The load of a device or of a GPU instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// 0 to 1: share of the time in which a kernel runs.
+    /// The part of the time in which a kernel runs, 0 to 1.
     pub utilization: f64,
-    /// 0 to 1: share of the SMs that are busy, as GPM reports it.
+    /// The part of the SMs that are busy, 0 to 1, as GPM reports it.
     pub sm_active: f64,
     pub memory_used: u64,
 }
 
 impl Load {
-    /// A kernel that runs for `utilization` of the time, with seven of ten SMs busy while it runs.
+    /// The load of a kernel that runs for `utilization` of the time, with seven of ten SMs busy while it runs.
     pub fn new(utilization: f64, memory_used: u64) -> Self {
         let utilization = utilization.clamp(0.0, 1.0);
         Self { utilization, sm_active: utilization * 0.7, memory_used }
@@ -25,7 +25,7 @@ impl Load {
 /// A load that changes in steps, and its exact integral since the start.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Curve {
-    /// Of the last reading, as are the load and the sums.
+    /// The time of the last reading, of which the load and the sums are.
     at: Monotonic,
     pub load: Load,
     pub busy_seconds: f64,
@@ -38,7 +38,7 @@ impl Curve {
         Self { at, load, ..Self::default() }
     }
 
-    /// A change before the last reading takes effect at that reading.
+    /// Sets the load from `at` on. A change before the last reading takes effect at that reading.
     pub fn set(&mut self, at: Monotonic, load: Load) {
         self.changes.push_back((at.max(self.at), load));
     }
@@ -58,7 +58,7 @@ impl Curve {
         self.sm_active_seconds += self.load.sm_active * seconds;
     }
 
-    /// The means of utilization and of active SMs since an earlier reading; `None` for the same one.
+    /// The means of utilization and of active SMs since an earlier reading; `None` for the same reading.
     pub fn means_since(&self, before: &Self) -> Option<(f64, f64)> {
         let seconds = self.at.since(before.at).as_secs_f64();
         let busy = self.busy_seconds - before.busy_seconds;

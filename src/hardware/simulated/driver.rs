@@ -15,19 +15,19 @@ use crate::hardware::source::{
     PassStatus, RawEvent,
 };
 
-/// How long the samples of a process that has ended are kept, as by a driver.
+/// How long the samples of an ended process are kept, as in a driver's ring.
 const RING: Duration = Duration::from_secs(20);
-/// Of every call after the driver was unloaded.
+/// The problem of every call after the driver was unloaded.
 const UNLOADED: CallProblem = CallProblem { call: "simulated", code: "uninitialized" };
 const LOST: CallProblem = CallProblem { call: "simulated", code: "gpu_is_lost" };
 
-/// Of a wait for events. Short, so that a session ends soon.
+/// The longest wait for events; short, so that a session ends soon.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
 /// The recovery action after a memory error that is not contained.
 const RESET: u32 = 1;
 
-/// Simulated GPUs behind the same traits as NVML's, and what sets their state. Clones are of the same GPUs.
+/// Simulated GPUs behind the same traits as NVML's, with functions that set their state. Clones have the same GPUs.
 #[derive(Clone, Debug)]
 pub struct SimulatedDriver {
     pub(super) profile: SimulatedProfile,
@@ -40,7 +40,7 @@ pub struct SimulatedDriver {
 #[derive(Debug)]
 struct SharedGpus {
     gpus: BTreeMap<GpuUuid, SimulatedGpu>,
-    /// Events to deliver.
+    /// The events to deliver.
     events: VecDeque<RawEvent>,
     is_loaded: bool,
     /// How often the driver was loaded.
@@ -50,9 +50,9 @@ struct SharedGpus {
 /// A GPU at its last reading.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SimulatedGpu {
-    /// Of the whole GPU (`None`), or of each GPU instance of a partitioned one.
+    /// The load of the whole GPU (`None`), or of each GPU instance of a partitioned one.
     pub parts: BTreeMap<Option<u32>, Curve>,
-    /// By pid and GPU instance.
+    /// The processes by PID and GPU instance.
     pub processes: BTreeMap<(u32, Option<u32>), ProcessCurve>,
     lost: bool,
     hanging: bool,
@@ -66,12 +66,12 @@ pub(super) struct SimulatedGpu {
 pub(super) struct ProcessCurve {
     pub curve: Curve,
     ended: Option<Monotonic>,
-    /// False when it has ended.
+    /// Whether it has not ended.
     pub running: bool,
 }
 
 impl SimulatedGpu {
-    /// Idle.
+    /// An idle GPU.
     fn new(gpu: &Gpu) -> Self {
         let instances = gpu.mig_devices.iter().map(|mig| Some(mig.gpu_instance));
         let whole = gpu.mig_devices.is_empty().then_some(None);
@@ -110,7 +110,7 @@ impl SimulatedDriver {
         }
     }
 
-    /// Loads each whole GPU with a level of its own, for an agent without workloads.
+    /// Sets a different constant load on each whole GPU, for an agent without workloads.
     #[must_use]
     pub fn with_constant_loads(self, seed: u64) -> Self {
         for (uuid, gpu) in &self.inventory.gpus {
@@ -133,8 +133,8 @@ impl SimulatedDriver {
         node_devices(self.profile)
     }
 
-    /// Sets the load of the whole GPU, or of one GPU instance of a partitioned one, from `at` on. Calls for one GPU are
-    /// in the order of time. Unknown GPUs are ignored.
+    /// Sets the load of the whole GPU, or of one GPU instance of a partitioned one, from `at` on. Calls for one GPU
+    /// must be in the order of time. Unknown GPUs are ignored.
     pub fn set_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, at: Monotonic, load: Load) {
         self.change(gpu, |gpu| {
             if let Some(curve) = gpu.parts.get_mut(&gpu_instance) {
@@ -162,23 +162,23 @@ impl SimulatedDriver {
         });
     }
 
-    /// After XID 79. It is read again once the driver was loaded again.
+    /// Makes a GPU that fell off the bus (XID 79) answer again, once the driver is loaded again.
     pub fn put_back_on_bus(&self, gpu: &GpuUuid) {
         self.change(gpu, |gpu| gpu.lost = false);
     }
 
-    /// Calls on a hanging GPU block.
+    /// Makes calls on the GPU block, or no longer block.
     pub fn set_hanging(&self, gpu: &GpuUuid, hanging: bool) {
         self.change(gpu, |gpu| gpu.hanging = hanging);
     }
 
-    /// Ends its memory errors and its recovery action, with an event.
+    /// Clears the GPU's memory errors and its recovery action, and sends an event.
     pub fn reset(&self, gpu: &GpuUuid) {
         self.change(gpu, |gpu| (gpu.recovery_action, gpu.uncorrected) = (0, 0));
         self.send(gpu, DriverEventKind::Condition, 1);
     }
 
-    /// An unloaded driver ends its sessions and refuses new ones until it is loaded.
+    /// Loads or unloads the driver. Unloaded, it ends its sessions and refuses new ones.
     pub fn set_driver_loaded(&self, loaded: bool) {
         let mut state = self.state.lock();
         if loaded && !state.is_loaded {
@@ -188,8 +188,8 @@ impl SimulatedDriver {
         self.changed.notify_all();
     }
 
-    /// Sends an XID of the GPU, repeated, with what it means for the GPU: off the bus, so that every call fails, or with
-    /// memory errors, which need a reset.
+    /// Sends an XID of the GPU, `count` times, and applies its effect: off the bus, so that every call fails, or memory
+    /// errors, which need a reset.
     pub fn inject_xids(&self, gpu: &GpuUuid, code: u32, count: u64) {
         self.change(gpu, |gpu| match code {
             79 => gpu.lost = true,
@@ -210,7 +210,7 @@ impl SimulatedDriver {
         self.changed.notify_all();
     }
 
-    /// The load of the whole GPU and its integral at `now`, for another GPU's reader. Does not change the next `read`.
+    /// The load of the whole GPU and its integral at `now`, for another GPU's reader; does not change the next `read`.
     pub(super) fn load_at(&self, gpu: &GpuUuid, now: Monotonic) -> Option<Curve> {
         let mut curve = self.state.lock().gpus.get(gpu)?.whole()?.clone();
         curve.advance(now);
@@ -237,10 +237,10 @@ impl Driver for SimulatedDriver {
     }
 }
 
-/// Valid until the driver is unloaded.
+/// A session, valid until the driver is unloaded.
 #[derive(Clone)]
 pub(super) struct SimulatedSession {
-    /// How often the driver had been loaded.
+    /// How often the driver had been loaded when the session began.
     number: u64,
     pub driver: SimulatedDriver,
 }
@@ -283,7 +283,7 @@ impl DriverSession for SimulatedSession {
         Some(self.driver.node_devices())
     }
 
-    /// As with a driver, earlier events are lost.
+    /// As with a real driver, earlier events are lost.
     fn events(&self) -> Option<Box<dyn EventSource>> {
         self.driver.state.lock().events.clear();
         Some(Box::new(self.clone()))

@@ -1,6 +1,6 @@
-//! The machines that are simulated: constants of their GPUs, and where each GPU is.
+//! The simulated machines: constants of their GPUs, and where each GPU is.
 //!
-//! Those of Grace and Blackwell machines are from `nvidia-smi -q` and `nvidia-smi topo -m` of real nodes.
+//! The constants of Grace and Blackwell machines are from `nvidia-smi -q` and `nvidia-smi topo -m` of real nodes.
 
 /// A node: its GPUs, all of one model, and its driver.
 #[derive(Debug)]
@@ -8,7 +8,7 @@ pub(super) struct SimulatedMachine {
     pub model: &'static str,
     pub architecture: &'static str,
     pub compute_capability: &'static str,
-    /// `None`: no source has one.
+    /// The VBIOS version; `None`: no source has it.
     pub vbios_version: Option<&'static str>,
     pub memory_bytes: u64,
     pub idle_watts: f64,
@@ -20,15 +20,15 @@ pub(super) struct SimulatedMachine {
     pub fabric_conditions: &'static [&'static str],
     pub nvlinks: u32,
     pub has_nvlink5: bool,
-    /// `None`: the GPU is attached to its CPU by NVLink-C2C, and what the driver has of PCIe is not known.
+    /// The PCIe generation; `None`: the GPU is attached to its CPU by NVLink-C2C, and no source has the driver's value.
     pub pcie_generation: Option<u32>,
-    /// Its GPUs are those of superchips: each has a CPU, and the driver has its power.
+    /// The superchips of its GPUs, each with a CPU, whose power the driver reports.
     pub superchip: Option<Superchip>,
     pub software: Software,
-    /// Every link goes to a switch; otherwise the links of a GPU go to the other GPUs of the node.
+    /// Whether every link goes to a switch; otherwise the links of a GPU go to the other GPUs of the node.
     pub has_switches: bool,
     pub rack: Option<Rack>,
-    /// In the driver's order, which is that of the addresses.
+    /// The GPUs in the driver's order, which is that of the addresses.
     pub positions: &'static [GpuPosition],
 }
 
@@ -61,11 +61,11 @@ pub(super) struct Rack {
 #[derive(Debug)]
 pub(super) struct GpuPosition {
     pub pci_bus_id: &'static str,
-    /// A minor number is not an index: on the board of eight H100 the fourth and fifth device node are swapped.
+    /// The minor number of the device node, not the index: on the board of eight H100 the fourth and fifth are swapped.
     pub minor: u32,
-    /// Of its CPU.
+    /// The NUMA node of its CPU.
     pub numa_node: u32,
-    /// The board that its serial number is of: its own, or one that it shares with another GPU.
+    /// The board that has its serial number; two GPUs may share one.
     pub board: u32,
     /// The platform's number of the GPU, since Blackwell.
     pub module_id: Option<u8>,
@@ -84,7 +84,7 @@ const fn numbered(pci_bus_id: &'static str, minor: u32, numa_node: u32, module_i
 const R570: Software = Software { driver: "570.124.06", cuda: "12.8", nvml: "12.570.124.06" };
 const R580: Software = Software { driver: "580.173.02", cuda: "13.0", nvml: "13.580.173.02" };
 
-/// Four on each socket.
+/// Eight H100, four on each socket.
 pub(super) static H100: SimulatedMachine = SimulatedMachine {
     model: "NVIDIA H100 80GB HBM3",
     architecture: "hopper",
@@ -133,7 +133,7 @@ pub(super) static A100: SimulatedMachine = SimulatedMachine {
     ..H100
 };
 
-/// An HGX board.
+/// An HGX board of eight B200.
 pub(super) static B200: SimulatedMachine = SimulatedMachine {
     model: "NVIDIA B200",
     architecture: "blackwell",

@@ -1,4 +1,4 @@
-//! The simulated nodes: a machine each, with a MIG layout and sharing.
+//! The simulated nodes: each is a machine with a MIG layout and sharing.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::domain::model::{
 pub struct SimulatedProfile {
     pub name: &'static str,
     pub(super) machine: &'static SimulatedMachine,
-    /// By GPU; GPUs past the end are whole. Only of machines with GPM: every instance has its readings.
+    /// The partitions of each GPU; GPUs past the end are whole. Only for machines with GPM, which reads the instances.
     partitions: &'static [&'static [Partition]],
-    /// Slots of each whole GPU; `None`: it is not shared.
+    /// The slots of each whole GPU; `None`: it is not shared.
     pub replicas: Option<u32>,
-    /// A DRA driver allocates the devices, not a plugin.
+    /// Whether a DRA driver allocates the devices, not a plugin.
     pub is_claimed: bool,
 }
 
@@ -44,7 +44,7 @@ impl SimulatedProfile {
         ..Self::H100
     };
     pub const GH200: Self = Self { name: "2xgh200", machine: &machine::GH200, ..Self::H100 };
-    /// Allocated by a DRA driver; GPU 7 is partitioned.
+    /// A DRA driver allocates the GPUs; GPU 7 is partitioned.
     pub const CLAIMED: Self = Self {
         name: "dra",
         partitions: &[WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, &[H100_3G, H100_2G, H100_1G]],
@@ -94,7 +94,7 @@ struct Partition {
     memory_bytes: u64,
 }
 
-/// Numbers for `scramble`.
+/// The numbers of the chassis and the cluster for `scramble`.
 const CHASSIS: u64 = 100_000;
 const CLUSTER: u64 = 100_001;
 const H100_1G: Partition = partition("1g.10gb", 19, (1, 1), 9_984);
@@ -103,7 +103,7 @@ const H100_2G: Partition = partition("2g.20gb", 14, (2, 2), 20_224);
 const H100_3G: Partition = partition("3g.40gb", 9, (3, 4), 40_704);
 
 const WHOLE: &[Partition] = &[];
-/// Names, numbers and slices are NVIDIA's; the sizes are parts of the memory, as on an H100.
+/// The partitions of a B200. Names, numbers and slices are NVIDIA's; the sizes are parts of the memory, as on an H100.
 const B200_MIXED: &[Partition] = &[
     partition("3g.90gb", 9, (3, 4), 90_624),
     partition("1g.45gb", 15, (1, 2), 45_056),
@@ -172,7 +172,7 @@ fn platform(machine: &SimulatedMachine, seed: u64, module_id: u8) -> Platform {
     }
 }
 
-/// Of every GPU of the node.
+/// The fabric domain of every GPU of the node.
 pub(super) fn fabric_domain(profile: SimulatedProfile, seed: u64) -> Option<FabricDomain> {
     let clique_id = profile.machine.rack?.clique_id;
     Some(FabricDomain { cluster_uuid: uuid(seed, CLUSTER).into(), clique_id })
@@ -214,9 +214,9 @@ fn uuid(seed: u64, number: u64) -> String {
     format!("{time:08x}-{:04x}-4{:03x}-{variant:04x}-{node:012x}", (high >> 16) & 0xffff, high & 0xfff)
 }
 
-/// A well-mixed number from a seed and a number; the same on every machine. The numbers are those of GPUs and boards from 0
-/// on, of MIG devices from 1,000, of constant loads from 50,000, and of the chassis and the cluster from 100,000. A UUID
-/// takes two, so that its own number is doubled.
+/// A well-mixed number from a seed and a number; the same on every machine. GPUs and boards have the numbers from 0 on,
+/// MIG devices from 1,000, constant loads from 50,000, and the chassis and the cluster from 100,000. A UUID uses two
+/// numbers, so that its number is doubled.
 pub(super) fn scramble(seed: u64, number: u64) -> u64 {
     let mut mixed = seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for multiplier in [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb] {

@@ -11,7 +11,7 @@ use crate::hardware::nvml::nvlink;
 use crate::hardware::source::{GpuReader, Integrals, Pass};
 use crate::hardware::tiers::{Due, Tier};
 
-/// Reserved memory, as on real boards.
+/// The reserved memory, as on real boards.
 const RESERVED_BYTES: u64 = 600 << 20;
 /// The part of the SMs' active time in which each pipe is active.
 const PIPES: [(&str, f64); 8] = [
@@ -24,7 +24,7 @@ const PIPES: [(&str, f64); 8] = [
     ("fp16", 0.05),
     ("int", 0.1),
 ];
-/// As `nvml` names them.
+/// The throttling reasons, with the names that `nvml` gives them.
 const THROTTLE_REASONS: [&str; 5] =
     ["sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"];
 const POLICIES: [&str; 4] = ["thermal", "board_limit", "low_utilization", "reliability"];
@@ -34,9 +34,9 @@ pub struct SimulatedReader {
     session: SimulatedSession,
     gpu: Gpu,
     machine: &'static SimulatedMachine,
-    /// The other GPUs of its board: of a superchip.
+    /// The other GPUs of its superchip.
     neighbors: Vec<GpuUuid>,
-    /// In the last pass of the fast tier, and in the last of the medium tier.
+    /// The reading in the last pass of the fast tier.
     last: Option<GpuReading>,
     last_medium: Option<GpuReading>,
 }
@@ -47,7 +47,7 @@ struct GpuReading {
     now: Monotonic,
     gpu: SimulatedGpu,
     power: PowerDraw,
-    /// Of the superchip.
+    /// The power of the superchip.
     module_power: Option<PowerDraw>,
 }
 
@@ -82,7 +82,7 @@ impl GpuReader for SimulatedReader {
 }
 
 impl GpuReading {
-    /// A pass of the fast tier, and what was read in the last one.
+    /// The pass of the fast tier, as the difference from the last one.
     fn fast(&self, last: &Self) -> Pass {
         let (whole, is_whole) = (self.gpu.whole(), self.gpu.whole().is_some());
         let busy_seconds = whole.zip(last.gpu.whole()).map(|(curve, last)| curve.busy_seconds - last.busy_seconds);
@@ -110,23 +110,23 @@ impl GpuReading {
         }
     }
 
-    /// A partitioned GPU has none.
+    /// A value of 0 for each engine; a partitioned GPU has none.
     fn idle_engines(&self) -> Vec<(&'static str, f64)> {
         if self.gpu.whole().is_some() { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() }
     }
 
-    /// Over PCIe, since the start. A partitioned GPU moves nothing.
+    /// The bytes over PCIe since the start. A partitioned GPU moves none.
     fn moved_bytes(&self) -> f64 {
         self.gpu.whole().map_or(0.0, |curve| curve.sm_active_seconds * 1e9)
     }
 
-    /// Of each GPU instance, since the last pass.
+    /// The busy seconds of each GPU instance since the last pass.
     fn instance_busy_seconds(&self, last: &Self) -> Vec<(u32, f64)> {
         let before = |instance| last.gpu.parts[&Some(instance)].busy_seconds;
         self.gpu.instances().map(|(instance, curve)| (instance, curve.busy_seconds - before(instance))).collect()
     }
 
-    /// SM-seconds of each process since the last pass; on a whole GPU, where each process occurs once.
+    /// The SM-seconds of each process since the last pass; only of a whole GPU, where each process occurs once.
     fn process_sm_seconds(&self, last: &Self) -> Vec<(u32, f64)> {
         let since = |(key, process): (&(u32, Option<u32>), &ProcessCurve)| {
             let before = last.gpu.processes.get(key).map_or(0.0, |before| before.curve.busy_seconds);
@@ -169,14 +169,14 @@ impl SimulatedReader {
         GpuReading { now, gpu, power, module_power: self.module_power(now, power) }
     }
 
-    /// A straight line from idle to the limit, at a level of load and its integral.
+    /// The power at a level of load, on a straight line from idle to the limit, and the energy at its integral.
     fn power(&self, now: Monotonic, level: f64, level_seconds: f64) -> PowerDraw {
         let (idle, range) = (self.machine.idle_watts, (self.machine.limit_watts - self.machine.idle_watts) * 0.95);
         let joules = idle * now.as_duration().as_secs_f64() + range * level_seconds;
         PowerDraw { watts: idle + range * level, joules }
     }
 
-    /// That of a superchip: of its CPU and all its GPUs, which are whole.
+    /// The power of a superchip: of its CPU and all its GPUs, which are whole.
     fn module_power(&self, now: Monotonic, own: PowerDraw) -> Option<PowerDraw> {
         let cpu_watts = self.machine.superchip?.cpu_watts;
         let cpu_joules = cpu_watts * now.as_duration().as_secs_f64();
@@ -232,7 +232,7 @@ impl SimulatedReader {
         }
     }
 
-    /// Of the whole GPU, or of one GPU instance, since the medium pass before.
+    /// GPM's ratios of the whole GPU, or of one GPU instance, since the medium pass before.
     fn gpm(&self, reading: &GpuReading, before: Option<&GpuReading>, part: Option<u32>) -> GpmRatios {
         let curves = before.and_then(|before| Some((reading.gpu.parts.get(&part)?, before.gpu.parts.get(&part)?)));
         let means = curves.and_then(|(curve, before)| curve.means_since(before));
@@ -268,7 +268,7 @@ impl SimulatedReader {
         }
     }
 
-    /// That of a healthy GPU.
+    /// The fabric of a healthy GPU.
     fn fabric(&self) -> FabricState {
         let conditions = self.machine.fabric_conditions;
         FabricState {
@@ -279,7 +279,7 @@ impl SimulatedReader {
         }
     }
 
-    /// Every link moves the same.
+    /// The links' counters; every link moves the same number of bytes.
     fn nvlink(&self, moved: f64) -> NvLink {
         let bytes = Some((moved / f64::from(self.machine.nvlinks)).floor());
         let errors = nvlink::error_names(self.machine.has_nvlink5).map(|name| (name, 0)).collect();

@@ -1,26 +1,26 @@
-//! Counts the loads of the driver, from failed openings and lists of the GPUs.
+//! Counts how often the driver was loaded, from failed openings and lists of the GPUs.
 
 use std::sync::Arc;
 
 use crate::domain::model::DriverInfo;
 use crate::hardware::source::FailureCause;
 
-/// Counts the loads of the driver that are certain. A session that ends and another that begins are none.
+/// Counts the certain loads of the driver: the end of a session and the start of another prove none.
 #[derive(Debug, Default)]
 pub struct DriverLoads {
     pub count: u64,
     version: Option<Arc<str>>,
-    /// An opening since the last list found it not loaded.
+    /// Whether an opening since the last list found it not loaded.
     was_unloaded: bool,
 }
 
 impl DriverLoads {
-    /// An opening failed.
+    /// Applies a failed opening.
     pub fn refused(&mut self, cause: FailureCause) {
         self.was_unloaded |= cause == FailureCause::DriverNotLoaded;
     }
 
-    /// A list was read, by an opening or an inspection.
+    /// Applies a list that an opening or an inspection has read.
     pub fn listed(&mut self, driver: Option<&DriverInfo>) {
         let version = driver.map(|driver| &driver.driver_version);
         let is_other = version.is_some() && self.version.is_some() && version != self.version.as_ref();

@@ -12,10 +12,10 @@ use crate::hardware::messages::{DriverCommand, ListedGpus, OpenedSession};
 use crate::hardware::source::{DriverSession, Failure};
 use crate::words::counted;
 
-/// How long the threads have to drop a session. Then the driver thread drops it, and it closes when the
-/// last stuck thread has.
+/// How long the threads have to drop a session. Then the driver thread drops it, and it closes once the last stuck
+/// thread drops it, too.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
-/// With this many event threads that never ended, no further one is started.
+/// The number of event threads that never ended at which no further one is started.
 const LEAKED_EVENT_THREADS: usize = 4;
 
 impl Supervisor {
@@ -52,7 +52,7 @@ impl Supervisor {
         let spawned = EventThread::spawn(number, Arc::clone(session), self.clock, xids, sender, watchdog);
         let lacked = std::mem::replace(&mut self.lacks_event_thread, spawned.is_err());
         if let Err(problem) = &spawned {
-            // Events are then a collector that fails, also in the first session.
+            // The status of events is then a failure, also in the first session.
             self.event_collector.get_or_insert_default();
             if !lacked {
                 warn!(%problem, "cannot start a thread for the driver's events; trying again");
@@ -93,13 +93,13 @@ impl Supervisor {
         self.publish();
     }
 
-    /// No session is open, or the driver thread closes it later. The driver is opened again after a pause, once that thread
-    /// runs no other command.
+    /// Ends the phase: no session is open, or the driver thread closes it later. The driver is opened again after a
+    /// pause, once that thread runs no other command.
     pub(super) fn set_closed(&mut self, now: Monotonic) {
         self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
     }
 
-    /// The layout has changed; `listed`: the new list, or why there is none.
+    /// Applies a changed layout. `listed`: the new list, or why there is none.
     pub(super) fn apply_changed_layout(&mut self, listed: Result<ListedGpus, Failure>, now: Monotonic) {
         match listed {
             Ok((inventory, problems)) if matches!(self.phase, SessionPhase::Open { .. }) => {
@@ -181,7 +181,8 @@ impl Supervisor {
         }
     }
 
-    /// False while the driver thread runs another command; a session to close then waits for its end.
+    /// Sends a command to the driver thread. Returns false while it runs another one; a session to close then waits for
+    /// its end.
     pub(super) fn send(&mut self, command: DriverCommand, now: Monotonic) -> bool {
         let refused =
             if self.driver_call_since.is_some() { Some(command) } else { self.driver_thread.send(command).err() };
@@ -243,7 +244,7 @@ impl Drop for Supervisor {
             self.unclosed.push(session);
         }
         for session in self.unclosed.drain(..) {
-            // Refused by a full queue.
+            // A full queue refuses it.
             let _ = self.driver_thread.send(DriverCommand::Close(session)).map_err(std::mem::forget);
         }
     }
@@ -265,7 +266,7 @@ mod tests {
     use crate::hardware::source::{Driver, GpuReader};
     use crate::hardware::worker::{Loading, spawn_driver_thread};
 
-    /// With a session.
+    /// A supervisor with an open session.
     fn open(driver: impl Driver) -> (Supervisor, Receiver<SupervisorMessage>) {
         let (clock, settings) = (Clock::start(), HardwareSettings::default());
         let (to_supervisor, messages) = sync_channel(16);
@@ -294,7 +295,7 @@ mod tests {
         assert!(retry <= supervisor.clock.now().monotonic + supervisor.settings.reopen.0);
     }
 
-    /// Its sessions send the name of the thread that closes them.
+    /// A driver whose sessions send the name of the thread that closes them.
     struct TestDriver(Sender<Option<String>>);
 
     impl Driver for TestDriver {
@@ -337,7 +338,7 @@ mod tests {
         let session = Arc::clone(session);
         assert!(supervisor.send(DriverCommand::Inspect(session), Monotonic::default()));
         supervisor.drain(Monotonic::default());
-        // Inspected, and the end of the event thread: both threads have dropped the session.
+        // After `Inspected` and the end of the event thread, both threads have dropped the session.
         let unread = [messages.recv().unwrap(), messages.recv().unwrap()];
         drop((supervisor, unread));
         assert_eq!(closed_by.recv().unwrap().as_deref(), Some("driver"));
