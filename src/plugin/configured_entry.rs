@@ -1,7 +1,7 @@
 //! One configured entry, of `devicePlugin.resources`: what it offers now, as one resource or several.
 //!
-//! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. Does not
-//! use: files of the host.
+//! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. It reads no files
+//! of the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::domain::model::{
     GpuUuid, HardwareState, HealthState, Inventory, KubeletState, Monotonic, ResourceName, UnhealthyReason,
 };
 
-/// Longest wait for the first host scan, where it decides only which devices are preferred.
+/// The longest wait for the first host scan, where it decides only which devices are preferred.
 const FIRST_SCAN: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -24,9 +24,9 @@ pub struct ConfiguredEntry {
     pub config: Arc<EntryConfig>,
     /// The last host scan.
     pub last_scan: Option<ScanResult>,
-    /// Merged: what was offered once is among them until it is dropped.
+    /// The offers, with every device that was offered until it is dropped.
     pub offers: Vec<Offer>,
-    /// Of the offers' devices, until all of a resource are dropped together.
+    /// The vanished devices of the offers, until all of a resource are dropped together.
     vanished: BTreeMap<ResourceName, Vanished>,
     pub problems: Vec<String>,
     created: Monotonic,
@@ -50,8 +50,8 @@ impl ConfiguredEntry {
         }
     }
 
-    /// Updates the offers. An unhealthy device has the first reason of: its GPU is lost, its hardware is unhealthy, no
-    /// MPS daemon serves it, its hardware is held under another name.
+    /// Updates the offers. An unhealthy device has the first of these reasons: its GPU is lost, its hardware is
+    /// unhealthy, no MPS daemon serves it, its hardware is held under another name.
     pub fn update(&mut self, hardware: &HardwareState, health: &HealthState, held: &HeldHardware, now: Monotonic) {
         let nothing = ScanResult::default();
         let scan = self.last_scan.as_ref().unwrap_or(&nothing);
@@ -65,7 +65,7 @@ impl ConfiguredEntry {
         self.problems.extend(without_memory(&self.config, &self.offers, hardware));
     }
 
-    /// The vanished devices of the offers before: since when, `at` for those that vanish now.
+    /// When each device of the earlier offers vanished; `at` for those that vanish now.
     fn vanished_from(
         &self,
         offers: &[Offer],
@@ -82,7 +82,7 @@ impl ConfiguredEntry {
         vanished
     }
 
-    /// The MPS control daemon of each GPU that it shares through one.
+    /// The MPS control daemon of each GPU that it shares by MPS.
     pub fn mps_daemons(&self) -> impl Iterator<Item = (GpuUuid, u32)> {
         let daemons = self.last_scan.iter().flat_map(|scan| &scan.mps_daemons);
         daemons.flat_map(|(resource, pid)| {
@@ -103,7 +103,7 @@ impl ConfiguredEntry {
         host::depends_on_host(&self.config)
     }
 
-    /// Drops all vanished devices of each resource of which no container holds one. Returns these resources.
+    /// Drops the vanished devices of each resource none of whose vanished devices is held. Returns these resources.
     pub fn drop_vanished(&mut self, kubelet: &KubeletState) -> Vec<ResourceName> {
         let may_drop = |resource: &ResourceName, vanished: &mut Vanished| layout::may_drop(resource, vanished, kubelet);
         let dropped: BTreeMap<ResourceName, Vanished> = self.vanished.extract_if(.., may_drop).collect();
@@ -117,7 +117,7 @@ impl ConfiguredEntry {
     }
 }
 
-/// The GPUs whose free memory is required and never known. Containers start on them regardless.
+/// The problem of GPUs whose free memory is required and never known. Containers start on them regardless.
 fn without_memory(config: &EntryConfig, offers: &[Offer], hardware: &HardwareState) -> Option<String> {
     config.pre_start_check()?.minimum_free_memory?;
     let is_without = |gpu: &&GpuUuid| {
@@ -137,7 +137,7 @@ fn without_memory(config: &EntryConfig, offers: &[Offer], hardware: &HardwareSta
     })
 }
 
-/// With the health of each device's hardware, where the device is not already unhealthy.
+/// The offer with the health of each device's hardware, where the device is not already unhealthy.
 fn with_health(mut offer: Offer, health: &HealthState) -> Offer {
     for device in offer.devices.iter_mut().filter(|device| device.health.is_ok()) {
         device.health = hardware_health(&device.hardware, health);
@@ -145,8 +145,8 @@ fn with_health(mut offer: Offer, health: &HealthState) -> Offer {
     offer
 }
 
-/// `Err` with the causes, under the most important reason. A device whose health is not known is unhealthy; one without
-/// a GPU is healthy.
+/// The health of a device's hardware: `Err` with the causes, under the most important reason. A device of unknown
+/// health is unhealthy; one without a GPU is healthy.
 fn hardware_health(hardware: &OfferedHardware, health: &HealthState) -> OfferedHealth {
     let device = match hardware {
         OfferedHardware::Gpu { uuid, .. } | OfferedHardware::Missing(uuid) => health.device(uuid, None),

@@ -1,4 +1,4 @@
-//! What the plugin reads of other modules, and what it notifies them of.
+//! What the plugin reads of other modules, and the notices that it sends them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::domain::model::{HardwareState, HealthState, KubeletState};
 #[derive(Clone, Debug)]
 pub struct PluginInputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
-    /// Of each GPU and MIG device.
+    /// The health of each GPU and MIG device.
     pub health: watch::Receiver<Arc<HealthState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// Notified of each allocation that was granted.

@@ -1,7 +1,7 @@
-//! The resources with a running lifecycle, from the side of the task that started it.
+//! The resources with a running lifecycle, which `task` starts and ends.
 //!
-//! In: the offers of configured entries, and what the host has. Out: both to a lifecycle for each resource; a count of each
-//! change of health, and log lines of new devices and of the plugin's own reasons. Does not use: why an offer has changed.
+//! In: the offers of configured entries, and the host's facts. Out: both to a lifecycle for each resource; a count of
+//! each change of health, and log lines of new devices and of the plugin's reasons.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,10 +20,10 @@ use super::status::ResourceStatus;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceId, PluginState, ResourceName};
 
-/// IDs in one line of the log.
+/// The most IDs in one line of the log.
 const LOGGED_IDS: usize = 8;
 
-/// The resources with a running lifecycle, and what each lifecycle is started with.
+/// The resources with a running lifecycle, and the inputs with which each lifecycle starts.
 pub struct ServedResources {
     pub directory: PathBuf,
     /// Counts the changes of the directory.
@@ -44,7 +44,7 @@ pub struct ServedResource {
     offer: watch::Sender<Arc<Offer>>,
     facts: watch::Sender<Arc<HostFacts>>,
     status: ResourceStatus,
-    /// Why it is to end.
+    /// Sends the reason to end.
     stop: watch::Sender<Option<&'static str>>,
 }
 
@@ -53,7 +53,7 @@ impl ServedResources {
         let resource = offer.resource.clone();
         let status = ResourceStatus::begin(resource.clone(), config, self.clock, self.publish.clone());
         status.offered(&offer);
-        // The number of devices is logged at the registration. Here: those unhealthy for a reason of the plugin's own.
+        // The registration logs the number of devices; this logs those that are unhealthy for a reason of the plugin.
         log_changes(&offer.as_healthy(), &offer);
         let (publish_offer, offer) = watch::channel(Arc::new(offer));
         let (publish_facts, facts) = watch::channel(facts);
@@ -80,7 +80,7 @@ impl ServedResources {
         self.running.insert(resource, served);
     }
 
-    /// After a lifecycle has ended on request. Where the resource `is_offered` still, the next update begins it again.
+    /// Removes a lifecycle that has ended on request. If the resource `is_offered` still, the next update restarts it.
     pub fn remove(&mut self, ended: EndedLifecycle, is_offered: bool) {
         let EndedLifecycle { resource, advertised } = ended;
         if let Some(served) = self.running.remove(&resource).filter(|_| !is_offered) {
@@ -113,14 +113,14 @@ impl ServedResource {
         self.stop.borrow().is_some()
     }
 
-    /// The first reason is kept.
+    /// Requests that the lifecycle end; the first reason is kept.
     pub fn end(&self, reason: &'static str) {
         if !self.is_ending() {
             self.stop.send_replace(Some(reason));
         }
     }
 
-    /// A device that becomes healthy is counted under its former reason.
+    /// Counts the changes of health; that of a device that becomes healthy under its former reason.
     fn count_transitions(&self, now: &Offer) {
         for (device, before) in paired(&self.offer.borrow(), now) {
             match (before, &device.health) {
@@ -134,7 +134,7 @@ impl ServedResource {
     }
 }
 
-/// Each device with its health before.
+/// Each device, with its earlier health.
 fn paired<'o>(
     before: &'o Offer,
     now: &'o Offer,
@@ -176,7 +176,7 @@ fn log_changes(before: &Offer, now: &Offer) {
     }
 }
 
-/// The first of them, and how many more.
+/// The first IDs, and the number of the others.
 fn first_ids(ids: &[&DeviceId]) -> String {
     let first: Vec<&str> = ids.iter().take(LOGGED_IDS).map(|id| id.as_str()).collect();
     let more = ids.len() - first.len();

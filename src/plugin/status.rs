@@ -16,7 +16,8 @@ use crate::domain::model::{
     Moment, Monotonic, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds,
 };
 
-/// Longest time until the kubelet's answers show a list, or its end. Two answers without our devices are as far apart.
+/// The longest time until the kubelet's answers show a list, or its end. Two answers without our devices are as far
+/// apart.
 pub const LIST_SHOWN: Duration = Duration::from_secs(1);
 
 /// The result of Allocate or PreStartContainer; the `result` label.
@@ -33,9 +34,9 @@ pub enum CallResult {
 }
 
 impl CallResult {
-    /// Those of Allocate: each has a counter from the beginning.
+    /// The results of Allocate; each has a counter from the beginning.
     pub const ALLOCATE: [Self; 5] = [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::Held, Self::NotAllowed];
-    /// Those of PreStartContainer, likewise.
+    /// The results of PreStartContainer; each has a counter from the beginning.
     pub const PRE_START: [Self; 5] =
         [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::MemoryInUse, Self::ProcessesLeft];
 }
@@ -100,7 +101,7 @@ impl ResourceStatus {
         });
     }
 
-    /// Also when there was no registration. `in_conflict`: another plugin had the resource.
+    /// Publishes the lack of a registration, also where there was none. `in_conflict`: another plugin had the resource.
     pub fn unregistered(&self, problem: &str, in_conflict: bool) {
         self.change(|state, now| {
             state.registered = false;
@@ -111,7 +112,7 @@ impl ResourceStatus {
         });
     }
 
-    /// Another plugin has registered the resource since, which ended our registration without a notice.
+    /// Publishes that another plugin has registered the resource, which ended our registration without a notice.
     pub fn registered_by_another(&self, by: &str) {
         self.change(|state, now| {
             state.registered = false;
@@ -120,13 +121,13 @@ impl ResourceStatus {
         });
     }
 
-    /// The kubelet uses our registration. `other_resource`: a plugin of another resource offers its hardware.
+    /// Publishes that the kubelet uses our registration. `other_resource`: another plugin's with the same hardware.
     pub fn served(&self, other_resource: Option<&str>) {
         self.change(|state, now| serve(state, now, other_resource));
     }
 
-    /// Whether this process serves the resource, or may have done so when the kubelet answered. One that it only waits for is
-    /// another plugin's.
+    /// Whether this process serves the resource, or may have done so when the kubelet answered. A resource that it only
+    /// waits for is another plugin's.
     pub fn serves(&self, resource: &ResourceName, answered: Monotonic) -> bool {
         self.publish.borrow().resources.get(resource).is_some_and(|state| {
             match state.ended_at.filter(|_| state.ended.is_some()) {
@@ -136,7 +137,7 @@ impl ResourceStatus {
         })
     }
 
-    /// The resource is no longer offered: no registration is expected.
+    /// Publishes that the resource is no longer offered, so that no registration is expected.
     pub fn ended(&self, reason: &str) {
         self.change(|state, now| {
             state.unregistered = state.unregistered_until(now.monotonic);
@@ -148,7 +149,7 @@ impl ResourceStatus {
         });
     }
 
-    /// `unserved`: the other plugin listens, and the kubelet lists no device of the resource.
+    /// Publishes a conflict, or its end. `unserved`: the other plugin listens, but the kubelet lists no device of it.
     pub fn set_conflict(&self, with: Option<&str>, unserved: bool) {
         self.change(|state, _| (state.conflict, state.unserved) = (with.map(Arc::from), unserved));
     }
@@ -178,7 +179,7 @@ impl ResourceStatus {
         self.publish.send_modify(|state| change(self.state(state), now));
     }
 
-    /// Without waking receivers: the next snapshot has it.
+    /// Changes a count without waking receivers: the next snapshot has it.
     fn count(&self, count: impl FnOnce(&mut PluginResource)) {
         self.publish.send_if_modified(|state| {
             count(self.state(state));

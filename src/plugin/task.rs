@@ -1,4 +1,4 @@
-//! The plugin's main task: which resources are served.
+//! The plugin's main task, which decides which resources are served.
 //!
 //! In: the configuration, the inventory, device health, the kubelet's state, host scans. Out: a lifecycle for each
 //! resource, and problems. Does not use: gRPC.
@@ -25,15 +25,15 @@ use crate::domain::model::{
 use crate::domain::preference::GpuDrawbacks;
 use crate::tasks::{Tasks, changed};
 
-/// Longest wait for the kubelet's first list.
+/// The longest wait for the kubelet's first list.
 const FIRST_LIST: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub struct PluginSettings {
     pub directory: PathBuf,
-    /// What to offer, validated.
+    /// The resources to offer, validated.
     pub plan: PluginPlan,
-    /// For the plan's profiles.
+    /// The node's name, which the plan's profiles match.
     pub node_name: String,
     pub host_paths: HostPaths,
 }
@@ -46,13 +46,13 @@ pub struct PluginHandle {
 }
 
 impl PluginHandle {
-    /// Changes what is offered. An entry that was offered before continues unchanged.
+    /// Changes what is offered. An entry that is in the new plan too continues unchanged.
     pub fn configure(&self, plan: &PluginPlan) {
         self.plan.send_if_modified(|configured| std::mem::replace(configured, plan.clone()) != *plan);
     }
 }
 
-/// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early where the
+/// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. It ends early where the
 /// directory was removed, an input has ended, or after a panic.
 pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks: &mut Tasks) -> PluginHandle {
     let (plan, plans) = watch::channel(settings.plan.clone());
@@ -90,18 +90,18 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
 struct PluginTask {
     node_name: String,
     plan: PluginPlan,
-    /// What of the plan may apply; `None` for a plan of which no entry is configured yet.
+    /// The profiles of the plan that may apply; `None` for a plan of which no entry is configured yet.
     candidates: Option<ProfileCandidates>,
     host_scans: HostScans,
     clock: Clock,
     inputs: PluginInputs,
     publish: watch::Sender<Arc<PluginState>>,
-    /// By number, in the order they came; a number is not used again.
+    /// The configured entries by number, in the order in which they were added; no number is used again.
     entries: BTreeMap<u64, ConfiguredEntry>,
     next_number: u64,
     served: ServedResources,
     started: Monotonic,
-    /// Whether an answer of the kubelet has settled since.
+    /// Whether an answer of the kubelet has settled since the start.
     has_settled: bool,
 }
 
@@ -141,7 +141,7 @@ impl PluginTask {
             let holders_known_in = self.until_holders_known(&kubelet, now);
             let may_begin =
                 holders_known_in.is_zero() && self.entries.values().all(|entry| entry.may_begin(&hardware, now));
-            // For readiness.
+            // Readiness uses this.
             if driver_is_known && may_begin && !self.publish.borrow().resources_complete {
                 self.publish.send_modify(|state| Arc::make_mut(state).resources_complete = true);
             }
@@ -167,7 +167,7 @@ impl PluginTask {
         while self.served.lifecycles.join_next().await.is_some() {}
     }
 
-    /// Configures what the plan has for the node as it is now.
+    /// Configures the plan's entries for the node as it is now.
     fn apply_plan(&mut self, hardware: &HardwareState) {
         let node = NodeView::new(&self.node_name, hardware);
         let candidates = self.plan.candidates(&node);
@@ -184,7 +184,7 @@ impl PluginTask {
         self.configure(&entries);
     }
 
-    /// An existing entry continues unchanged.
+    /// Adds and removes entries; an existing one continues unchanged.
     fn configure(&mut self, configs: &[EntryConfig]) {
         let is_removed = |_: &u64, entry: &mut ConfiguredEntry| !configs.contains(&entry.config);
         let removed: BTreeMap<u64, ConfiguredEntry> = self.entries.extract_if(.., is_removed).collect();
@@ -206,7 +206,7 @@ impl PluginTask {
         }
     }
 
-    /// An entry that was removed meanwhile needs nothing.
+    /// Applies scan results, except those of entries that were removed meanwhile.
     fn apply_scan(&mut self, results: BTreeMap<u64, ScanResult>) {
         for (number, result) in results {
             if let Some(entry) = self.entries.get_mut(&number) {
@@ -224,7 +224,7 @@ impl PluginTask {
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, &held, now);
             for resource in entry.drop_vanished(kubelet) {
-                // Only another registration may leave them out: `offer::layout`.
+                // Only another registration may omit them: `offer::layout`.
                 if let Some(served) = self.served.running.get(&resource).filter(|served| served.entry_number == *number)
                 {
                     served.end("the layout of its GPUs was changed");
@@ -239,7 +239,7 @@ impl PluginTask {
             for offer in &entry.offers {
                 match self.served.running.get(&offer.resource) {
                     Some(served) if served.entry_number == *number => served.update(offer, &facts),
-                    // Until that one has closed its server.
+                    // The new one waits until that one has closed its server.
                     Some(served) if served.is_ending() => {}
                     // Two lifecycles of one resource would replace each other.
                     Some(_) => drop(problems.insert(format!(
@@ -270,14 +270,13 @@ impl PluginTask {
         }
     }
 
-    /// No device is offered before the kubelet's first answer on allocations, or before `FIRST_LIST` has passed: how long it takes
-    /// from now, zero where it is over.
+    /// How long no device is offered yet: until the kubelet's first answer on allocations, at most `FIRST_LIST`.
     fn until_holders_known(&self, kubelet: &KubeletState, now: Monotonic) -> Duration {
         if kubelet.allocations.is_some() { Duration::ZERO } else { FIRST_LIST.saturating_sub(now.since(self.started)) }
     }
 
-    /// What containers hold. Until the kubelet's first settled answer, which may be of one that has just started, also what its
-    /// checkpoint has.
+    /// The hardware that containers hold; until the first settled answer, as the kubelet may have just started, also
+    /// that of the devices in its checkpoint.
     fn held(&mut self, kubelet: &KubeletState, inventory: &Inventory) -> HeldHardware {
         self.has_settled |= kubelet.settled;
         let held = HeldHardware::new(kubelet.holding_containers(), inventory);

@@ -1,4 +1,4 @@
-//! What the tests of several parts build: GPUs, configured entries, a service.
+//! Test data of several parts: GPUs, configured entries, a service.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ pub fn mig_uuid(gpu: u32, number: u32) -> String {
     format!("MIG-{gpu:04x}{number:04x}-0000-0000-0000-000000000000")
 }
 
-/// Minor numbers are in the opposite order of the indexes: confusing the two fails.
+/// A GPU whose minor number is in the opposite order of the indexes, so that confusing the two fails.
 pub fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
     let mig_devices = (0..).zip(profiles.unwrap_or_default()).map(|(number, profile)| MigDevice {
-        // A gap, as a driver leaves one where a device was removed.
+        // The indexes have gaps, which a driver leaves where a device was removed.
         index: number * 2,
         ..crate::test_data::mig(&mig_uuid(index, number), number + 1, profile, 1)
     });
@@ -61,7 +61,7 @@ pub fn nvidia(text: &str) -> EntryConfig {
     entry(&format!("kind: nvidia, {text}"))
 }
 
-/// Resource → ids.
+/// The IDs that each resource offers.
 pub fn listed(config: &EntryConfig, inventory: &Inventory) -> BTreeMap<String, Vec<String>> {
     let names = |offer: &Offer| offer.devices.iter().map(|device| device.id.to_string()).collect();
     offers(config, inventory, &[]).offers.iter().map(|offer| (offer.resource.to_string(), names(offer))).collect()
@@ -71,7 +71,7 @@ pub fn resources<const N: usize>(expected: [(&str, Vec<String>); N]) -> BTreeMap
     expected.into_iter().map(|(name, ids)| (name.to_owned(), ids)).collect()
 }
 
-/// Of other modules that never report anything.
+/// Inputs of other modules that never report anything.
 pub fn plugin_inputs() -> PluginInputs {
     PluginInputs {
         hardware: watch::channel(Arc::default()).1,
@@ -82,7 +82,7 @@ pub fn plugin_inputs() -> PluginInputs {
     }
 }
 
-/// Of simulated devices. What it offers can be changed.
+/// The inputs of a service with simulated devices, and a sender that changes the offer.
 pub fn service_inputs(offer: Offer) -> (watch::Sender<Arc<Offer>>, ServiceInputs) {
     let (publish_offer, offer) = watch::channel(Arc::new(offer));
     let config = entry("kind: simulated, name: example.com/toy, devices: 1");

@@ -15,16 +15,16 @@ use crate::plugin::status::CallResult;
 use crate::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// The runtime's value for a container without GPUs.
+/// The value with which NVIDIA's container runtime gives no GPU.
 const NO_DEVICES: &str = "void";
 const MOUNTED_DEVICES: &str = "/var/run/nvidia-container-devices";
 /// The variable that containers with simulated devices get.
 const SIMULATED_DEVICES: &str = "PODMETER_SIMULATED_DEVICES";
 
-/// Answers one container's request for `ids`, in their order; a GPU that several slots name appears once.
+/// Answers one container's request for `ids`, in their order; a GPU that has several of the slots appears once.
 ///
-/// A request for nothing gets `NVIDIA_VISIBLE_DEVICES=void`, under every strategy: an empty variable is read as "all"
-/// by some runtimes, and without one the image's own `all` would count.
+/// A request for no device gets `NVIDIA_VISIBLE_DEVICES=void`, under every strategy: some runtimes read an empty
+/// variable as "all", and without one the image's `all` would count.
 pub fn container_response(
     config: &EntryConfig,
     offer: &Offer,
@@ -88,7 +88,7 @@ fn nvidia_response(
         answer.mounts.extend(names.iter().map(mounted));
     }
     let as_nodes = nvidia.includes(DeviceListStrategy::DeviceNodes);
-    // As NVIDIA's plugin: where all goes through CDI, the nodes do too.
+    // As in NVIDIA's plugin, CDI gives the nodes too where all strategies use it.
     let is_cdi = |strategy: &_| matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri);
     let pass_nodes = nvidia.pass_device_specs && !nvidia.device_list_strategy.iter().all(is_cdi);
     if as_nodes || pass_nodes {
@@ -142,7 +142,7 @@ fn add_cdi(
     let name = |device: &&OfferedDevice| cdi_name(driver_files, device);
     let names = devices.iter().map(name).collect::<Result<Vec<_>, _>>()?;
     if nvidia.includes(DeviceListStrategy::CdiAnnotations) {
-        // The same key for the same request, and another for another resource of the same container.
+        // The key is the same for the same request, and differs for another resource of the same container.
         let hash = stable_hash(offer.resource.as_str().bytes().chain([0]).chain(names.join(",").bytes()));
         let key = format!("{}nvidia-device-plugin_{hash:016x}", nvidia.cdi_annotation_prefix);
         answer.annotations.insert(key, names.join(","));
@@ -153,14 +153,14 @@ fn add_cdi(
     Ok(())
 }
 
-/// The vendor's name, or that of our specification, which has UUIDs: an index may be another GPU's after a restart of the
-/// driver, and the kubelet keeps names.
+/// The CDI name: the vendor's, or that of our specification, which uses UUIDs: an index may be another GPU's after a
+/// restart of the driver, and the kubelet keeps names.
 fn cdi_name(driver_files: &DriverFiles, device: &OfferedDevice) -> Result<String, AllocationRefusal> {
     let [uuid, _] = device.hardware.names().unwrap_or_default();
     if let Some(name) = driver_files.vendor_cdi_names.get(&uuid) {
         return Ok(name.clone());
     }
-    // Ours has no others.
+    // Our specification has no other devices.
     let refused = |reason: String| AllocationRefusal::unhealthy(&device.id, &reason);
     driver_files.device_nodes(&device.hardware).map_err(refused)?;
     Ok(format!("{}={uuid}", cdi::KIND))
@@ -191,7 +191,7 @@ fn add_device_nodes(
     Ok(())
 }
 
-/// The daemon's directories at the paths that its clients use.
+/// Adds the MPS daemon's directories at the paths that its clients use.
 fn add_mps(answer: &mut ContainerAllocateResponse, nvidia: &NvidiaConfig, offer: &Offer) {
     let pipe = format!("{}/pipe", offer.resource);
     let container_path = format!("/mps/{pipe}");

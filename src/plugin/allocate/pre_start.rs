@@ -1,4 +1,4 @@
-//! The check before a container starts, from what was published last: no call waits for a driver.
+//! The check before a container starts, from the last published readings: no call waits for the driver.
 //!
 //! In: the configured checks, the offer, the last readings. Out: whether the container may start. Does not use: the pod.
 
@@ -45,7 +45,7 @@ fn medium<'h>(device: &OfferedDevice, hardware: &'h HardwareState) -> Option<&'h
     Some(&hardware.readings.get(device.hardware.gpu()?)?.medium.as_ref()?.value)
 }
 
-/// On the GPU, or on the MIG device. None where the driver does not report them.
+/// The processes on the GPU, or on the MIG device; none where the driver does not report them.
 fn processes(device: &OfferedDevice, hardware: &HardwareState) -> impl Iterator<Item = u32> {
     let instance = match device.hardware {
         OfferedHardware::Mig { gpu_instance, compute_instance, .. } => {

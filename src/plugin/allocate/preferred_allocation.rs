@@ -1,4 +1,4 @@
-//! GetPreferredAllocation: from the kubelet's request to one of `domain::preference`, with each GPU's drawbacks.
+//! GetPreferredAllocation: makes the kubelet's request one of `domain::preference`, with each GPU's drawbacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub fn preferred_allocation(
     };
     let must_include = device_ids(&container.must_include_device_i_ds);
     let size = usize::try_from(container.allocation_size).unwrap_or(0);
-    // The kubelet may not have the list yet in which a device is unhealthy: it would be refused.
+    // The kubelet may not have the list yet in which a device is unhealthy: Allocate would refuse the device.
     let healthy: BTreeSet<&DeviceId> =
         offer.devices.iter().filter(|device| device.health.is_ok()).map(|device| &device.id).collect();
     let usable = |free: &&FreeDevice| healthy.contains(&free.id) || must_include.contains(&free.id);
@@ -79,7 +79,7 @@ mod tests {
         Offer { resource: "nvidia.com/gpu".into(), devices }
     }
 
-    /// For this many of all devices.
+    /// A request for `size` of all devices.
     fn request(offer: &Offer, size: usize) -> ContainerPreferredAllocationRequest {
         ContainerPreferredAllocationRequest {
             available_device_i_ds: offer.devices.iter().map(|device| device.id.to_string()).collect(),

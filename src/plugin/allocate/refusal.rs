@@ -3,7 +3,7 @@
 use crate::domain::model::DeviceId;
 use crate::plugin::status::CallResult;
 
-/// The kubelet passes the message on to the pod.
+/// A refused call. The kubelet shows the message in the pod's status.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AllocationRefusal {

@@ -30,25 +30,25 @@ use crate::wire::v1beta1::{
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo,
 };
 
-/// Between two lists: changes within this time are sent together.
+/// The least time between two lists: changes within it are sent together.
 const COALESCE: Duration = Duration::from_millis(50);
-/// What a kubelet needs to process a list. After it, what it can allocate is queried again.
+/// The time that a kubelet needs to process a list. After it, what it can allocate is queried again.
 const LIST_PROCESSED: Duration = Duration::from_millis(20);
 
-/// What a resource's servers answer from, over all its registrations, and where they report to.
+/// What a resource's servers answer from, across all its registrations, and the status that they publish.
 #[derive(Clone, Debug)]
 pub struct ServiceInputs {
     pub config: Arc<EntryConfig>,
     pub offer: watch::Receiver<Arc<Offer>>,
     pub facts: watch::Receiver<Arc<HostFacts>>,
-    /// The same for all resources.
+    /// The inputs that all resources share.
     pub plugin: PluginInputs,
     pub status: ResourceStatus,
     pub clock: Clock,
 }
 
 impl ServiceInputs {
-    /// An empty choice for a resource without preferences.
+    /// The preferred devices; none for a resource without preferences.
     fn preferred_allocation(&self, request: &ContainerPreferredAllocationRequest) -> PreferredDevices {
         let Some(nvidia) = self.config.nvidia() else { return PreferredDevices::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
@@ -64,13 +64,13 @@ pub type OpenStreams = Option<usize>;
 /// The kubelet's calls of one server that show that it uses this plugin.
 #[derive(Clone, Debug, Default)]
 pub struct AnsweredCalls {
-    /// Of Allocate and GetPreferredAllocation.
+    /// The number of calls of Allocate and GetPreferredAllocation.
     pub count: u64,
     /// How often each device was granted.
     pub granted: BTreeMap<DeviceId, u64>,
 }
 
-/// Counts a stream as long as it lives, also where its task panics.
+/// Counts a stream as open while it exists, also where its task panics.
 struct CountedStream(watch::Sender<OpenStreams>);
 
 impl CountedStream {
@@ -86,11 +86,11 @@ impl Drop for CountedStream {
     }
 }
 
-/// The calls of one server.
+/// Answers the calls of one server.
 #[derive(Clone, Debug)]
 pub struct PluginService {
     pub inputs: ServiceInputs,
-    /// Ends the streams.
+    /// Ends the streams when it becomes true.
     pub closing: watch::Receiver<bool>,
     pub streams: watch::Sender<OpenStreams>,
     pub calls: watch::Sender<AnsweredCalls>,
@@ -194,7 +194,7 @@ async fn send_lists(
                 }
                 sent = Some(list);
             }
-            // The first change after the pause is sent at once; changes within it are sent together at its end.
+            // A change after the pause is sent at once; changes within it are sent together at its end.
             let pause = async {
                 if is_new {
                     tokio::time::sleep(LIST_PROCESSED).await;
@@ -210,12 +210,12 @@ async fn send_lists(
     };
     tokio::select! {
         () = send => {}
-        // An error is the server being dropped.
+        // An error means that the server is dropped.
         _ = closing.wait_for(|closing| *closing) => {}
     }
 }
 
-/// Every device, in the offer's order.
+/// The list of every device, in the offer's order.
 fn list(offer: &Offer) -> ListAndWatchResponse {
     ListAndWatchResponse { devices: offer.devices.iter().map(device).collect() }
 }
@@ -260,7 +260,7 @@ mod tests {
         let (sender, mut lists) = mpsc::channel(1);
         let task = tokio::spawn(send_lists(inputs, closing, sender));
         let mut began = Instant::now();
-        // Devices in the next list, and how many milliseconds after the last one it came.
+        // The number of devices in the next list, and the milliseconds since the last one.
         let mut next = async || {
             let list = lists.recv().await.unwrap().unwrap();
             let waited = began.elapsed().as_millis();

@@ -112,7 +112,7 @@ fn strategies_add_up() {
     assert_eq!(environment(&given), visible(&uuid(0)));
     assert_eq!(given.cdi_devices.len(), 1);
     assert!(given.annotations.keys().all(|key| key.starts_with("x.io/nvidia-device-plugin_")));
-    // As NVIDIA's plugin: the variable has one value, and the mounts need theirs.
+    // As in NVIDIA's plugin, the variable has one value, and the mounts need theirs.
     let config = nvidia("deviceListStrategy: [volume-mounts, envvar]");
     let given = ask(&config, &four_gpus(), &[&uuid(0)]).unwrap();
     assert_eq!(environment(&given), visible("/var/run/nvidia-container-devices"));
@@ -193,7 +193,7 @@ fn each_gpu_may_have_its_own_number_of_slots() {
     assert_eq!(listed["nvidia.com/gpu"], [uuid(2)]);
     let slots = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)].map(|(gpu, number)| format!("{}::{number}", uuid(gpu)));
     assert_eq!(listed["nvidia.com/gpu.shared"], slots);
-    // A device that is not shared is no shared request.
+    // A request for devices that are not shared is not refused.
     let config = nvidia(&format!("sharing: {{mps: {{perGpu: {{\"{}\": 2}}}}}}", uuid(3)));
     assert!(ask(&config, &four_gpus(), &[&uuid(0), &uuid(1)]).is_ok());
 }
@@ -280,7 +280,7 @@ proptest! {
                 prop_assert!(container_response(&config, offer, std::slice::from_ref(&device.id), &driver_files()).is_ok());
             }
         }
-        // Equal indexes keep the last one, so only distinct ones may be turned round.
+        // Of equal indexes the last one counts, so only distinct ones may be reversed.
         let distinct: BTreeSet<u32> = gpus.iter().filter_map(|gpu| gpu.index).collect();
         if distinct.len() == gpus.len() {
             prop_assert_eq!(offers(&config, &inventory(gpus.into_iter().rev()), &[]), offered);

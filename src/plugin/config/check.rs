@@ -3,13 +3,13 @@
 use std::fmt;
 use std::path::Path;
 
-/// Of one device: with more its list alone exceeds what the kubelet accepts. `offer` has the limit for all devices.
+/// The most slots of one device: more exceed what the kubelet accepts. `offer` has the limit for all devices.
 pub const MOST_SLOTS: u32 = 60_000;
-/// Bytes of a device's id without a slot's number, of four digits here: the API limits an id to 63, which the kubelet does
-/// not check.
+/// The most bytes of a device ID without a slot's number, of four digits here: the API limits an ID to 63, which the
+/// kubelet does not check.
 pub const LONGEST_UNSHARED_ID: usize = 63 - "::9999".len();
 
-/// What in the section cannot be used, and why: for people. The caller adds the file's name.
+/// What in the section cannot be used, and why, as text for the user. The caller adds the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PluginConfigError(pub(crate) String);

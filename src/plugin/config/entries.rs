@@ -18,7 +18,7 @@ use crate::domain::model::ResourceName;
 
 const MOST_SIMULATED: u32 = 10_000;
 
-/// What the device plugin offers. Without any key, as NVIDIA's plugin without configuration.
+/// What the device plugin offers. Without any key, the same as NVIDIA's plugin without configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
@@ -29,7 +29,7 @@ pub struct PluginConfig {
     pub nvidia_config: Option<PathBuf>,
 }
 
-/// One entry: of kind `nvidia` it may become several resources, else exactly one.
+/// One entry, which offers one resource, or several if its kind is `nvidia`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(tag = "kind", rename_all = "lowercase"))]
 pub enum EntryConfig {
@@ -53,7 +53,7 @@ pub struct SimulatedConfig {
 
 impl PluginConfig {
     /// The entries to serve, validated. NVIDIA's file replaces the default entry; beside an entry of kind `nvidia` it
-    /// is an error. `read` gives the text of a file.
+    /// is an error. `read` returns the text of a file.
     pub fn resolve(
         &self,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
@@ -91,7 +91,7 @@ impl EntryKind {
     }
 }
 
-/// In place of serde's, which loses the line of what comes after the kind.
+/// Used instead of serde's derived code, which loses the line of what comes after the kind.
 impl<'de> Deserialize<'de> for EntryConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(EntryVisitor)
@@ -127,7 +127,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
 }
 
 impl EntryConfig {
-    /// `None`: an entry of another kind.
+    /// The configuration of an entry of kind `nvidia`; `None` for another kind.
     pub fn nvidia(&self) -> Option<&NvidiaConfig> {
         if let Self::Nvidia(nvidia) = self { Some(nvidia) } else { None }
     }
@@ -166,7 +166,7 @@ impl EntryConfig {
             || nvidia.sharing.replication().is_some_and(renamed)
     }
 
-    /// What of it has no effect, each a sentence for people.
+    /// A warning for each setting without effect, as a sentence.
     pub fn warnings(&self) -> Vec<String> {
         self.nvidia().map(NvidiaConfig::warnings).unwrap_or_default()
     }
@@ -179,7 +179,7 @@ impl EntryConfig {
         }
     }
 
-    /// `read` gives the text of a file, here of one of NVIDIA's plugin.
+    /// The entry in a file of NVIDIA's plugin. `read` returns the text of a file.
     pub(super) fn from_nvidia_file(
         key: &str,
         file: &Path,

@@ -1,10 +1,11 @@
 //! The section `devicePlugin` of the configuration file, as validated types.
 //!
 //! In: YAML, NVIDIA's configuration file, the profiles. Out: a `PluginPlan`: the resources to offer on each kind of node.
-//! Of the node it uses only what profiles match: its name, and how many GPUs of which models it has.
+//! It uses only what profiles match of the node: its name, and how many GPUs of which models it has.
 //!
-//! `entries` has the section and its kinds, of which `nvidia` and `path` have a file each; `nvidia_file` reads NVIDIA's own
-//! format, with `nvidia_keys`, the names in it; `profile_config` makes profiles into the plan, and `profile` chooses one for a node.
+//! `entries` has the section and its kinds, of which `nvidia` and `path` have a file each; `nvidia_file` reads NVIDIA's
+//! format, with `nvidia_keys`, the names in it; `profile_config` makes profiles into the plan, and `profile` chooses
+//! one for a node.
 
 mod check;
 mod entries;

@@ -21,7 +21,7 @@ use crate::input::Size;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct NvidiaConfig {
-    /// Of whole GPUs, and of MIG devices under `single`. Under `mixed` its domain goes before `/mig-<profile>`.
+    /// The resource of whole GPUs, and of MIG devices under `single`. `mixed` uses its domain, before `/mig-<profile>`.
     #[serde(deserialize_with = "a_resource_name")]
     pub name: ResourceName,
     /// Other names for some models or profiles; the first pattern that fits decides.
@@ -36,7 +36,7 @@ pub struct NvidiaConfig {
     /// How `envvar`, `volume-mounts` and, where it has both, a vendor's CDI specification name a device.
     #[serde(rename = "deviceIDStrategy")]
     pub device_id_strategy: DeviceIdStrategy,
-    /// Name the device nodes in the answer too.
+    /// Whether the answer has the device nodes too.
     pub pass_device_specs: bool,
     #[serde(rename = "preferred")]
     pub slot_policy: SlotPolicy,
@@ -48,11 +48,11 @@ pub struct NvidiaConfig {
     pub driver_mounts: Vec<DriverMount>,
     /// Where the MPS control daemon keeps its directories on the host.
     pub mps_root: PathBuf,
-    /// Of the keys under `cdi-annotations`.
+    /// The prefix of the annotations' keys under `cdi-annotations`.
     pub cdi_annotation_prefix: String,
     /// Variables that every container gets, as NVIDIA's flags for GDRCopy, GPUDirect Storage and MOFED set them.
     pub environment: BTreeMap<String, String>,
-    /// Of NVIDIA's file: what has no effect, each a sentence.
+    /// A warning for each setting of NVIDIA's file without effect, as a sentence.
     #[serde(skip)]
     pub ignored: Vec<String>,
 }
@@ -104,12 +104,12 @@ pub enum SharingConfig {
     Mps(Replication),
 }
 
-/// How many slots each device is offered as. A device that nothing names has one, and keeps its plain id.
+/// How many slots each device is offered as. A device that no key names has one, and keeps its plain ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Replication {
-    /// For every device not named below.
+    /// The slots of every device not named below.
     #[cfg_attr(test, schemars(range(min = 2, max = MOST_SLOTS)))]
     pub replicas: Option<u32>,
     /// Overrides all other values; 1 means not shared.
@@ -118,7 +118,7 @@ pub struct Replication {
     pub per_resource: BTreeMap<ResourceName, ResourceReplication>,
     /// Shared devices get the suffix `.shared`.
     pub rename_by_default: bool,
-    /// Default: false for time-slicing, true for MPS, as NVIDIA's plugin.
+    /// Default: false for time-slicing, true for MPS, as in NVIDIA's plugin.
     pub fail_requests_greater_than_one: Option<bool>,
 }
 
@@ -158,7 +158,7 @@ pub enum DeviceIdStrategy {
 }
 
 impl DeviceIdStrategy {
-    /// A device's two names, the one to use first.
+    /// The two names of a device, the preferred one first.
     pub fn ordered(self, [uuid, index]: [String; 2]) -> [String; 2] {
         match self {
             Self::Uuid => [uuid, index],
@@ -172,10 +172,10 @@ impl DeviceIdStrategy {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct PreStartCheck {
-    /// On every device given.
+    /// The memory that must be free on every device of the container.
     #[serde(default)]
     pub minimum_free_memory: Option<Size>,
-    /// No process on any device given, other than on those that are shared.
+    /// Whether no process may be on a device of the container, except on shared devices.
     #[serde(default)]
     pub no_processes: bool,
 }
@@ -204,7 +204,7 @@ impl Default for NvidiaConfig {
             on_conflict: OnConflict::default(),
             pre_start_check: None,
             device_root: "/".into(),
-            // Where GKE's nodes have the driver, and where its images expect it.
+            // GKE's nodes have the driver at the first path, and its images expect it at the second.
             driver_mounts: vec![
                 mount("/home/kubernetes/bin/nvidia", "/usr/local/nvidia"),
                 mount("/home/kubernetes/bin/nvidia/vulkan/icd.d", "/etc/vulkan/icd.d"),
@@ -217,14 +217,14 @@ impl Default for NvidiaConfig {
     }
 }
 
-/// Also for a key without a value.
+/// Accepts a key without a value, too.
 impl<'de> Deserialize<'de> for SharingConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(SharingVisitor)
     }
 }
 
-/// In place of serde's, which does not name the keys.
+/// Used instead of serde's derived code, whose errors do not name the keys.
 struct SharingVisitor;
 
 impl<'de> Visitor<'de> for SharingVisitor {
@@ -276,7 +276,7 @@ impl NvidiaConfig {
         self.uses_cdi() || self.pass_device_specs || self.includes(DeviceListStrategy::DeviceNodes)
     }
 
-    /// What of it has no effect, each a sentence.
+    /// A warning for each setting without effect, as a sentence.
     pub fn warnings(&self) -> Vec<String> {
         let rules = self.sharing.replication().into_iter().flat_map(|replication| replication.per_resource.keys());
         let idle = rules.filter(|name| !self.may_offer(name)).map(|name| {
@@ -286,7 +286,7 @@ impl NvidiaConfig {
         self.ignored.iter().cloned().chain(idle).collect()
     }
 
-    /// Before a shared resource gets another name.
+    /// Whether it may offer devices as this resource, before a shared resource gets another name.
     pub fn may_offer(&self, resource: &ResourceName) -> bool {
         let mig = if self.mig_strategy == MigStrategy::None { &[][..] } else { &self.names.mig };
         let mut names = self.names.gpus.iter().chain(mig).map(|named| &named.name).chain([&self.name]);
@@ -294,7 +294,7 @@ impl NvidiaConfig {
             || self.mig_strategy == MigStrategy::Mixed && self.is_profile(resource.as_str())
     }
 
-    /// Whether it is the name of a MIG profile under `mixed`.
+    /// Whether `name` is that of a MIG profile under `mixed`.
     pub(super) fn is_profile(&self, name: &str) -> bool {
         let domain = self.name.as_str().split_once('/').map_or("", |(domain, _)| domain);
         name.strip_prefix(domain).is_some_and(|rest| rest.starts_with("/mig-"))
@@ -305,7 +305,7 @@ impl NvidiaConfig {
         Self::deserialize(json!({ field: value })).map(drop).or_else(|error| refuse(key, value, error))
     }
 
-    /// With the given fields in place of its own, each as a whole. The user's file has them under `key`.
+    /// This configuration with the given fields replaced, each as a whole. The user's file has them under `key`.
     pub(super) fn with(&self, key: &str, given: &Map<String, Value>) -> Result<Self, PluginConfigError> {
         for (field, value) in given {
             Self::check(&format!("{key}.{field}"), field, value)?;
@@ -316,7 +316,7 @@ impl NvidiaConfig {
         Ok(Self { ignored: self.ignored.clone(), ..config })
     }
 
-    /// `key` gives the key under which the user's file has one of the fields.
+    /// Checks the values. `key` returns the key under which the user's file has a field.
     pub(super) fn validate(&self, key: impl Fn(&str) -> String) -> Result<(), PluginConfigError> {
         if self.device_list_strategy.is_empty() {
             let accepted =

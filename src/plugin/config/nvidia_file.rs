@@ -1,11 +1,11 @@
 //! The configuration file of NVIDIA's k8s-device-plugin (`version: v1`), as that plugin reads it in v0.20: its keys become
 //! those of an entry of kind nvidia, as YAML values.
 //!
-//! What is read is honoured, or is an error that names the field. Accepted without any effect are only:
-//! `failOnInitError` (we wait for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the
-//! same file for itself), `imex.required` (channels are refused), what shapes NVIDIA's own CDI specification while no
-//! CDI strategy needs one, and with a warning what NVIDIA's plugin ignores since v0.12: `resources`, and under `sharing`
-//! each resource's `rename` and `devices`.
+//! Each key takes effect, or is an error that names it. Only these are accepted without effect: `failOnInitError`
+//! (podmeter waits for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the same file
+//! itself), `imex.required` (channels are refused), what changes NVIDIA's CDI specification while no CDI strategy needs
+//! one, and with a warning what NVIDIA's plugin ignores since v0.12: `resources`, and under `sharing` each resource's
+//! `rename` and `devices`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use super::nvidia_keys::{self, Environment, KEYS, SHARED_RESOURCE, SHARING, unkn
 
 const DOMAIN: &str = "nvidia.com/";
 
-/// A key, which of its values are accepted, and why the others are not.
+/// A key, whether a value is accepted, and why the others are not.
 type Restriction = (&'static str, fn(&Value) -> bool, &'static str);
 
 const RESTRICTED: [Restriction; 3] = [
@@ -26,7 +26,7 @@ const RESTRICTED: [Restriction; 3] = [
     ("flags.deviceDiscoveryStrategy", |value| value == "auto" || value == "nvml", "accepted: auto, nvml"),
     ("imex.channelIDs", |value| *value == json!([]), "IMEX channels are not supported"),
 ];
-/// They shape NVIDIA's own specification, in whose place is ours; other strategies use none.
+/// Restrictions of keys that change NVIDIA's CDI specification, which ours replaces; other strategies use none.
 const RESTRICTED_WITH_CDI: [Restriction; 2] = [
     ("flags.plugin.nvidiaCTKPath", |value| value == "/usr/bin/nvidia-ctk", DEVICE_NODES_ONLY),
     ("flags.plugin.containerDriverRoot", |value| value == "/driver-root", DEVICE_NODES_ONLY),
@@ -34,15 +34,15 @@ const RESTRICTED_WITH_CDI: [Restriction; 2] = [
 const DEVICE_NODES_ONLY: &str =
     "our CDI specification holds device nodes only, without hooks or driver files; remove it";
 
-/// The text of such a file, with the variables of the plugin's container, as our own configuration of one entry. Any text
-/// gives a result; none panics. `values` are those that have not been converted or checked yet: first those with a key of
-/// ours, then the others.
+/// Converts the text of such a file, with the variables of the plugin's container, to our configuration of one entry.
+/// No text panics. `values` has those that are not converted or checked yet: first those with a key of ours, then the
+/// others.
 pub fn parse(text: &str, environment: &Environment) -> Result<NvidiaConfig, PluginConfigError> {
     let mut values = nvidia_keys::values(text, environment)?;
     let mut ignored = BTreeSet::new();
     let (mut keys, mut name_by_key) = (Map::new(), BTreeMap::new());
     for (path, ours) in KEYS.into_iter().filter_map(|(path, ours, ..)| Some((path, ours?))) {
-        // An empty root is the default.
+        // An empty root means the default.
         if let Some(given) = values.remove(path).filter(|given| !(path.ends_with("Root") && given.value == "")) {
             NvidiaConfig::check(&given.name, ours, &given.value)?;
             keys.insert(ours.to_owned(), given.value);
@@ -83,7 +83,7 @@ pub fn parse(text: &str, environment: &Environment) -> Result<NvidiaConfig, Plug
         }
         ignored.insert(format!("{}={}: {reason}", given.name, given.value));
     }
-    // Keys of `sharing` are equal, but for the list of resources.
+    // The keys of `sharing` are the same as ours, except for the list of resources.
     config
         .validate(|ours| name_by_key.get(ours).map_or(ours, String::as_str).replace(".perResource[", ".resources["))?;
     Ok(NvidiaConfig { ignored: ignored.into_iter().collect(), ..config })
@@ -93,7 +93,7 @@ fn ignored_key(key: &str, ours: &str) -> String {
     format!("{key} has no effect, as in NVIDIA's plugin; podmeter's own key is devicePlugin.resources[].{ours}")
 }
 
-/// The section with its list of resources as our map by name.
+/// The section with our map by name in place of its list of resources.
 fn replication(key: &str, mut section: Value, ignored: &mut BTreeSet<String>) -> Result<Value, PluginConfigError> {
     let Some(keys) = section.as_object_mut() else { return refuse(key, section, "it is no mapping (KEY: VALUE)") };
     if let Some(unknown) = keys.keys().find(|key| !SHARING.contains(&key.as_str())) {
@@ -159,7 +159,7 @@ mod tests {
         super::parse(text, &Environment::new())
     }
 
-    /// With every key of that plugin, as its documentation and chart write them.
+    /// A file with every key of that plugin, as its documentation and chart write them.
     const FULL: &str = "
 version: v1
 flags:
@@ -234,7 +234,7 @@ imex: {channelIDs: [], required: false}
         assert_eq!((parse(&text), plain.ignored.len()), (Ok(plain.clone()), 0));
     }
 
-    /// As people write it who mean to name each GPU.
+    /// Users write several rules to name each GPU.
     #[test]
     fn of_several_rules_for_one_resource_the_largest_counts() {
         let rule = |number: u32, replicas: u32| {
@@ -271,7 +271,7 @@ imex: {channelIDs: [], required: false}
         assert!(matches!(mps.sharing, SharingConfig::Mps(_)));
     }
 
-    /// A file, how its error begins, and what else the error has.
+    /// Each line has a file, how its error begins, and what else the error has.
     const REFUSED: &str = r#"
 version: v2 | version: "v2" | v1
 version: [] | version: [] | v1

@@ -1,4 +1,4 @@
-//! The keys of NVIDIA's file (`version: v1`), and the environment variables of its plugin, which win over them.
+//! The keys of NVIDIA's file (`version: v1`), and the environment variables of its plugin, which override them.
 //!
 //! In: a file's text, the variables. Out: each value, under its path in the file and with the name that the user gave it.
 //! Does not use: what a value means.
@@ -11,10 +11,10 @@ use self::Form::{List, Switch, Text};
 use super::check::{PluginConfigError, refuse};
 use crate::input;
 
-/// Of a container of NVIDIA's plugin.
+/// The environment variables of a container of NVIDIA's plugin.
 pub type Environment = BTreeMap<String, String>;
 
-/// How a variable is written.
+/// The form of a variable's value.
 #[derive(Clone, Copy)]
 pub enum Form {
     Text,
@@ -22,8 +22,8 @@ pub enum Form {
     List,
 }
 
-/// A path in the file; its key of an entry of kind nvidia (where two have the same, the later one counts); its variable, of
-/// several the first that is set.
+/// A path in the file; its key in an entry of kind nvidia (of two with the same key, the later one counts); its
+/// variables, of which the first that is set counts.
 type Key = (&'static str, Option<&'static str>, &'static [&'static str], Form);
 
 /// Every key of such a file, as the plugin reads it in v0.20.
@@ -55,9 +55,9 @@ pub const KEYS: [Key; 25] = [
     ("imex.required", None, &["IMEX_REQUIRED"], Switch),
 ];
 
-/// Of `sharing.timeSlicing` and `sharing.mps`.
+/// The keys of `sharing.timeSlicing` and `sharing.mps`.
 pub const SHARING: [&str; 3] = ["renameByDefault", "failRequestsGreaterThanOne", "resources"];
-/// Of each of their resources.
+/// The keys of each of their resources.
 pub const SHARED_RESOURCE: [&str; 4] = ["name", "rename", "devices", "replicas"];
 
 pub struct Given {
@@ -71,7 +71,7 @@ pub struct Given {
 pub type Values = BTreeMap<&'static str, Given>;
 
 pub fn values(text: &str, environment: &Environment) -> Result<Values, PluginConfigError> {
-    // A file of comments alone is a file with every default.
+    // A file with only comments has every default.
     let file: Value = input::yaml(text).map_err(PluginConfigError)?.unwrap_or_default();
     if file.get("kind").is_some() && file.get("data").is_some() {
         return refuse("kind", &file["kind"], "give the text of one key of its data as the file");
@@ -85,7 +85,7 @@ pub fn values(text: &str, environment: &Environment) -> Result<Values, PluginCon
     Ok(values)
 }
 
-/// As the plugin's command line reads a variable.
+/// The value of a variable, read as by the plugin's command line.
 fn written(name: &str, text: &str, form: Form) -> Result<Value, PluginConfigError> {
     Ok(match form {
         Text => json!(text),
@@ -98,7 +98,7 @@ fn written(name: &str, text: &str, form: Form) -> Result<Value, PluginConfigErro
     })
 }
 
-/// A key without a value is not given.
+/// Collects the values below `path`. A key without a value counts as absent.
 fn collect(path: &str, value: Value, values: &mut Values) -> Result<(), PluginConfigError> {
     if value.is_null() {
         return Ok(());
@@ -137,11 +137,11 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// With the section of a known key, else with the one that was meant.
+/// The error for an unknown key, with the section where the key is known, else the most similar key.
 pub fn unknown_key(section: &str, key: &str, known: &[&str]) -> PluginConfigError {
     let prefix = if section.is_empty() { String::new() } else { format!("{section}.") };
     let place = sections_of(key).into_iter().filter(|place| place != section);
-    // The nearest: `renameByDefault` of a resource under `mps` belongs to `sharing.mps`.
+    // The nearest section counts: `renameByDefault` of a resource under `mps` belongs to `sharing.mps`.
     let common = |place: &String| place.bytes().zip(section.bytes()).take_while(|(one, other)| one == other).count();
     let hint = match place.max_by_key(common) {
         Some(place) if !known.contains(&key) => format!(": it belongs to `{place}`"),
@@ -156,7 +156,7 @@ fn sections_of(key: &str) -> BTreeSet<String> {
         SHARING.map(|key| format!("{section}.{key}")).into_iter().chain(resource)
     });
     let paths = KEYS.iter().map(|(path, ..)| (*path).to_owned()).chain(sharing);
-    // Of `flags.plugin.x` also the section `flags.plugin`.
+    // `flags.plugin.x` also has the section `flags.plugin`.
     let paths = paths.flat_map(|path| {
         let ends: Vec<usize> = path.match_indices('.').map(|(end, _)| end).chain([path.len()]).collect();
         ends.into_iter().map(|end| path[..end].to_owned()).collect::<Vec<_>>()

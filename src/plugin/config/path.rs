@@ -25,14 +25,14 @@ pub struct PathConfig {
     /// Several nodes as one device.
     #[serde(default)]
     pub groups: Vec<NodeGroup>,
-    /// Slots of each device.
+    /// The slots of each device.
     #[serde(default = "one")]
     #[cfg_attr(test, schemars(range(min = 1, max = MOST_SLOTS)))]
     pub shared: u32,
-    /// Of `r`, `w` and `m`.
+    /// The device cgroup permissions: `r`, `w` and `m`.
     #[serde(default = "read_write")]
     pub permissions: String,
-    /// Where the container sees the node; with `/` at the end, the directory that it is put into. Default: as the host.
+    /// The node's path in the container; with `/` at the end, the directory for it. Default: the path on the host.
     #[serde(default)]
     pub container_path: Option<String>,
     #[serde(default)]
@@ -58,7 +58,7 @@ pub struct GroupedNode {
     pub container_path: Option<String>,
     #[serde(default)]
     pub permissions: Option<String>,
-    /// The device is offered without it too.
+    /// Whether the device is offered without it too.
     #[serde(default)]
     pub optional: bool,
 }
@@ -113,7 +113,7 @@ impl PathConfig {
 
 fn check_node_pattern(key: &str, path: &str) -> Result<(), PluginConfigError> {
     check_absolute(key, Path::new(path))?;
-    // Each part of the path is matched by itself.
+    // Each part of the path is matched separately.
     match path.split('/').filter(|part| !part.is_empty()).find_map(|part| Pattern::new(part).err()) {
         Some(problem) => refuse(key, path, problem),
         None => Ok(()),

@@ -3,7 +3,7 @@
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::{Serialize, Serializer};
 
-/// All of a text must match: `*` is any run of characters, `?` one, `[a-c7]` and `[!0]` one of a set.
+/// A pattern that must match the whole text: `*` is any run of characters, `?` one, `[a-c7]` and `[!0]` one of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(glob::Pattern);
 

@@ -1,7 +1,7 @@
-//! Which profile of the configuration applies to a node. Decides only; reads nothing.
+//! Decides which profile of the configuration applies to a node. Pure.
 //!
-//! In: the plan that all nodes share, and what this node sees. Out: the candidates: one profile, or the common settings;
-//! several while it cannot be decided. The first profile that matches applies.
+//! In: the plan that all nodes share, and the name and GPUs of this node. Out: the candidates: one profile, or the
+//! common settings; several while it cannot be decided. The first profile that matches applies.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,10 +19,10 @@ use super::values::schema;
 use crate::domain::model::{AppliedProfile, HardwareSource, HardwareState, Inventory};
 use crate::words::counted;
 
-/// What to offer, on every node that has this configuration. Validated.
+/// What to offer, on every node that has this configuration; validated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluginPlan {
-    /// Where no profile matches.
+    /// The entries where no profile matches.
     pub common: Vec<EntryConfig>,
     pub profiles: Vec<PluginProfile>,
 }
@@ -31,11 +31,11 @@ pub struct PluginPlan {
 pub struct PluginProfile {
     pub name: Arc<str>,
     pub conditions: ProfileMatch,
-    /// All entries, those that it has in common with other nodes too.
+    /// All entries, including the common ones.
     pub entries: Vec<EntryConfig>,
 }
 
-/// Conditions, all of which must hold. None: every node matches.
+/// Conditions, all of which must be true. Without any, every node matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
@@ -44,7 +44,7 @@ pub struct ProfileMatch {
     #[serde(deserialize_with = "one_or_several")]
     #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
     pub gpu_model: Vec<Pattern>,
-    /// GPUs of the node, lost ones included: a number, or `min` and `max`.
+    /// The number of the node's GPUs, including lost ones: a number, or `min` and `max`.
     pub gpu_count: Option<CountRange>,
     /// Patterns for the node's name.
     #[serde(deserialize_with = "one_or_several")]
@@ -61,28 +61,28 @@ pub enum CountRange {
     Between { min: Option<usize>, max: Option<usize> },
 }
 
-/// What a node sees of itself.
+/// The name and the GPUs of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView<'n> {
     pub node_name: &'n str,
-    /// `None`: the driver has not been read.
+    /// The GPUs; `None`: the driver has not been read.
     pub gpus: Option<NodeGpus>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeGpus {
     pub count: usize,
-    /// Empty where no GPU reports its model.
+    /// The models; empty where no GPU reports its model.
     pub models: BTreeSet<Arc<str>>,
 }
 
-/// What of the plan may apply, the first that matches first. One, once it is decided.
+/// What may apply of the plan, in its order; one candidate, once it is decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileCandidates(Vec<ProfileCandidate>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProfileCandidate {
-    /// By its index in the plan.
+    /// A profile, by its index in the plan.
     Profile(usize),
     Common,
 }
@@ -95,7 +95,7 @@ impl<'n> NodeView<'n> {
 }
 
 impl NodeGpus {
-    /// A GPU that another kernel driver has does not count; a lost one does.
+    /// Counts the GPUs; lost ones are included, those at another kernel driver are not.
     pub fn from_inventory(inventory: &Inventory) -> Self {
         let gpus = || inventory.gpus.values().filter(|gpu| inventory.is_expected(&gpu.uuid));
         Self { count: gpus().count(), models: gpus().filter_map(|gpu| gpu.model.clone()).collect() }
@@ -142,12 +142,12 @@ impl PluginPlan {
         candidates.first().map(entries_of).into_iter().flatten().filter(is_in_all).cloned().collect()
     }
 
-    /// Of the common settings and of every profile.
+    /// The entries of the common settings and of every profile.
     pub fn all_entries(&self) -> impl Iterator<Item = &EntryConfig> {
         self.common.iter().chain(self.profiles.iter().flat_map(|profile| &profile.entries))
     }
 
-    /// `None` without profiles.
+    /// What applies, to publish; `None` without profiles.
     pub fn applied(&self, ProfileCandidates(candidates): &ProfileCandidates) -> Option<AppliedProfile> {
         let (decision, name) = match candidates.as_slice() {
             [Common] => ("common", None),
@@ -159,7 +159,7 @@ impl PluginPlan {
 }
 
 impl ProfileMatch {
-    /// `None`: not known yet.
+    /// Whether the node matches; `None`: not known yet.
     fn matches(&self, node: &NodeView<'_>) -> Option<bool> {
         let fits_one = |patterns: &[Pattern], text: &str| patterns.iter().any(|pattern| pattern.matches(text));
         if !self.node_name.is_empty() && !fits_one(&self.node_name, node.node_name) {
@@ -243,12 +243,12 @@ mod tests {
             (&["nodeName: other"], &a100, vec![Common]),
             (&["nodeName: [other, 'gpu-*']"], &a100, vec![Profile(0)]),
             (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, vec![Profile(1)]),
-            // Before the driver was read.
+            // The driver has not been read.
             (&["nodeName: 'gpu-?'"], &None, vec![Profile(0)]),
             (&["nodeName: other, gpuModel: '*'"], &None, vec![Common]),
             (&["gpuModel: '*'"], &None, vec![Profile(0), Common]),
             (&["gpuModel: '*T4*'", "nodeName: gpu-1", "gpuCount: 1"], &None, vec![Profile(0), Profile(1)]),
-            // Where no GPU reports its model.
+            // No GPU reports its model.
             (&["gpuModel: '*'"], &unnamed, vec![Profile(0), Common]),
             (&["gpuModel: '*', gpuCount: 3"], &unnamed, vec![Common]),
         ] {

@@ -13,9 +13,9 @@ use super::entries::{EntryConfig, PluginConfig, refuse_duplicates};
 use super::profile::{CountRange, PluginPlan, PluginProfile, ProfileMatch};
 use crate::input::SwitchOr;
 
-/// More than any cluster has kinds of nodes.
+/// The most profiles: more than any cluster has kinds of nodes.
 const MOST: usize = 100;
-/// Characters of a name, as of a label in Kubernetes.
+/// The most characters of a name, the same as for a label value in Kubernetes.
 const LONGEST_NAME: usize = 63;
 
 /// Settings for the nodes that match. The first profile that matches applies.
@@ -34,13 +34,13 @@ pub struct ProfileConfig {
     pub device_plugin: SwitchOr<ChangedSection>,
 }
 
-/// Keys that are not given are those of the common section.
+/// The section of a profile; keys that are not given have the values of the common section.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct ChangedSection {
-    /// Laid over the common entries: an entry of kind nvidia changes the keys that it gives, each as a whole; another one
-    /// replaces the entry of its name or is added.
+    /// Entries that change the common ones: one of kind nvidia replaces the keys that it gives, each as a whole;
+    /// another one replaces the entry of its name or is added.
     #[cfg_attr(test, schemars(with = "Vec<EntryConfig>"))]
     pub resources: Vec<Map<String, Value>>,
     /// A `version: v1` file of NVIDIA's plugin, in place of the common entry of kind nvidia.
@@ -48,7 +48,7 @@ pub struct ChangedSection {
 }
 
 impl PluginPlan {
-    /// `read` gives the text of a file.
+    /// The plan, validated. `read` returns the text of a file.
     pub fn resolve(
         common: &PluginConfig,
         profiles: &[ProfileConfig],
@@ -114,7 +114,7 @@ impl ChangedSection {
     }
 }
 
-/// In place of the entry of kind nvidia, or of another kind and the same name; else at the end.
+/// Replaces the entry of kind nvidia, or of another kind and the same name; else adds it at the end.
 fn replace(entries: &mut Vec<EntryConfig>, entry: EntryConfig) {
     let is_nvidia = entry.nvidia().is_some();
     let is_same = |one: &EntryConfig| one.nvidia().is_some() == is_nvidia && (is_nvidia || one.name() == entry.name());

@@ -1,4 +1,4 @@
-//! Single values as people write them: resource names, references to devices, what to do in a conflict.
+//! Single values of the configuration: resource names, references to devices, what to do in a conflict.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl DeviceReference {
             let is_uuid = digits.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
             (is_uuid && matches!(kind, "GPU-" | "MIG-")).then(|| format!("{kind}{}", digits.to_ascii_lowercase()))
         };
-        // As the driver writes them.
+        // The driver writes indexes and UUIDs in this form.
         let reference = match text.split_once(':') {
             Some((gpu, mig)) => Some(format!("{}:{}", index(gpu)?, index(mig)?)),
             None => index(text).map(|gpu| gpu.to_string()).or_else(|| uuid(text)),
@@ -52,12 +52,12 @@ impl TryFrom<Value> for DeviceReference {
 pub enum OnConflict {
     #[default]
     Wait,
-    /// As `wait`, but registers once the kubelet has listed no device of the resource for a minute.
+    /// Waits as `wait` does, but registers once the kubelet has listed no device of the resource for a minute.
     WaitWhileServed,
     Takeover,
 }
 
-/// Names that the kubelet accepts for an extended resource: `domain/name`, outside of kubernetes.io.
+/// Checks a name by what the kubelet accepts for an extended resource: `domain/name`, outside of kubernetes.io.
 pub fn resource_name(text: &str) -> Result<ResourceName, String> {
     let refuse =
         |why: &str| Err(format!("{text:?} is no resource name: {why}; accepted: domain/name, as nvidia.com/gpu"));
@@ -70,7 +70,7 @@ pub fn resource_name(text: &str) -> Result<ResourceName, String> {
         ends_plainly(label)
             && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
     };
-    // `requests.` is prefixed to the name in quotas, and the result must fit.
+    // Quotas prefix `requests.` to the name, and the result must fit.
     if domain.len() > 253 - "requests.".len() || !domain.split('.').all(label) {
         return refuse("the domain must be a lower-case DNS name");
     }
@@ -101,7 +101,7 @@ where
         .collect()
 }
 
-/// `a` or `[a, b]`.
+/// Reads `a` or `[a, b]`.
 pub(super) fn one_or_several<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -112,7 +112,7 @@ where
     Vec::deserialize(list).map_err(de::Error::custom)
 }
 
-/// Of the configuration file's JSON schema.
+/// The schemas of these values in the configuration file's JSON schema.
 #[cfg(test)]
 pub(super) mod schema {
     use std::borrow::Cow;

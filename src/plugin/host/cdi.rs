@@ -1,4 +1,4 @@
-//! Container Device Interface: which names containers get, and the files that describe them.
+//! Container Device Interface (CDI): which names containers get, and the files that describe them.
 //!
 //! In: the runtime's directories of specifications, the devices of the node, the names that containers hold. Out: for each
 //! device the vendor's name where that is the same hardware, and our files, which describe the others.
@@ -14,5 +14,5 @@ pub use written::{SpecificationInputs, WrittenSpecifications, node_devices};
 pub const KIND: &str = "podmeter.device-plugin/gpu";
 /// The kind that NVIDIA's plugin uses. podmeter used it too, and containers from then hold its names.
 pub const EARLIER_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
-/// The runtime's directories of specifications: what the later one has replaces what the earlier one has.
+/// The runtime's directories of specifications: a name in the later one replaces it in the earlier one.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];

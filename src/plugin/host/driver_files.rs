@@ -1,4 +1,4 @@
-//! NVIDIA's device nodes, MIG capabilities and driver directories on the host, as the answers to Allocate name them.
+//! NVIDIA's device nodes, MIG capabilities and driver directories on the host, for the answers to Allocate.
 //!
 //! In: the host's `/dev` and `/proc/driver`. Out: what exists, and the nodes of one device. Does not use: the strategies
 //! by which containers get them.
@@ -16,27 +16,27 @@ const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
 /// What the answer to Allocate needs of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverFiles {
-    /// Those there are, as containers see them: `/dev/nvidiactl`.
+    /// The control nodes that exist, with their paths in containers: `/dev/nvidiactl`.
     pub control_nodes: Vec<String>,
     pub mig_capabilities: MigCapabilities,
-    /// What `device-nodes` mounts of the driver.
+    /// The directories of the driver that `device-nodes` mounts.
     pub driver_mounts: Vec<DriverMount>,
-    /// By UUID, the names that CDI answers give of a vendor's specification. Of the other devices they give ours.
+    /// The names in a vendor's CDI specification, by the device's UUID. Other devices get the names in ours.
     pub vendor_cdi_names: BTreeMap<String, String>,
 }
 
-/// The N of `/dev/nvidia-caps/nvidia-capN`, by GPU minor, GPU instance and compute instance (`None`: the GPU instance).
+/// The N of `/dev/nvidia-caps/nvidia-capN` by GPU minor number, GPU instance and (unless `None`) compute instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigCapabilities(pub BTreeMap<(u32, u32, Option<u32>), u32>);
 
-/// `dev` is where this process sees the directory of NVIDIA's nodes.
+/// The control nodes that exist. `dev`: the directory of NVIDIA's nodes, as this process sees it.
 pub fn control_nodes(dev: &Path) -> Vec<String> {
     let there = |name: &&str| dev.join(name).exists();
     CONTROL_NODES.into_iter().filter(there).map(|name| format!("/dev/{name}")).collect()
 }
 
-/// Those to mount. Of the usual places only what is there: the container runtime would make the others on the host.
-/// Other places are the configuration's, and need not be seen from here.
+/// The directories to mount. Those of the default only where they exist: the container runtime would make the others on
+/// the host. Configured ones need not be visible to this process.
 pub fn driver_mounts(nvidia: &NvidiaConfig, is_there: impl Fn(&Path) -> bool) -> Vec<DriverMount> {
     let usual = NvidiaConfig::default().driver_mounts;
     let is_mounted = |mount: &&DriverMount| !usual.contains(mount) || is_there(&mount.host_path);
@@ -44,7 +44,7 @@ pub fn driver_mounts(nvidia: &NvidiaConfig, is_there: impl Fn(&Path) -> bool) ->
 }
 
 impl DriverFiles {
-    /// The nodes of one device alone, as containers see them.
+    /// The nodes of one device, without control nodes, with their paths in containers.
     pub fn device_nodes(&self, hardware: &OfferedHardware) -> Result<Vec<String>, String> {
         let gpu_minor = |uuid: &dyn std::fmt::Display, minor: Option<u32>| {
             minor.ok_or_else(|| format!("the driver does not report which /dev/nvidia<N> is {uuid}"))
@@ -110,7 +110,7 @@ fn numbered(directory: &Path, prefix: &str) -> BTreeSet<u32> {
     entries.filter_map(number).collect()
 }
 
-/// From lines such as `DeviceFileMinor: 12`.
+/// The minor number in a line such as `DeviceFileMinor: 12`.
 fn device_file_minor(file: &Path) -> Option<u32> {
     let text = fs::read_to_string(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix("DeviceFileMinor:")?.trim().parse().ok())

@@ -1,7 +1,7 @@
 //! NVIDIA's MPS control daemon, which podmeter does not start: whether it serves a resource, and its process.
 //!
-//! In: the daemon's files on the host, the offers. Out: the resources that it does not serve, and why. Does not use:
-//! what becomes of their devices.
+//! In: the daemon's files on the host, the offers. Out: the resources that it does not serve, and why. It does not
+//! decide the health of their devices.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -35,7 +35,7 @@ pub fn resources_without_daemon(
     shared(nvidia, offers).filter_map(without_daemon).collect()
 }
 
-/// The processes of the daemons that serve them, each by its ID in its own namespace.
+/// The process ID of each resource's daemon, in the daemon's PID namespace.
 pub fn daemons(nvidia: &NvidiaConfig, roots: &HostRoots, offers: &[Offer]) -> BTreeMap<ResourceName, u32> {
     let daemon = |offer: &Offer| {
         let file = roots.local_path(&nvidia.mps_root.join(offer.resource.as_str()).join(PID_FILE));
@@ -49,7 +49,8 @@ fn shared<'o>(nvidia: &NvidiaConfig, offers: &'o [Offer]) -> impl Iterator<Item 
     offers.iter().filter(move |offer| by_mps && offer.devices.iter().any(OfferedDevice::is_slot))
 }
 
-/// Clients may write to the directory: what is there may be no file of the daemon's, and opening it must not wait.
+/// The process ID in the file. Clients may write to the directory: the file may not be the daemon's, and opening it
+/// must not wait.
 fn pid_in(file: &Path) -> Option<u32> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut text = String::new();

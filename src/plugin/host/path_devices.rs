@@ -17,7 +17,7 @@ use crate::wire::v1beta1::DeviceSpec;
 /// The host's directories, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoots {
-    /// Below it are the host's paths other than `/dev`. `/` on a node: host directories are mounted at their own paths.
+    /// The root of the host's paths other than `/dev`; `/` on a node: host directories are mounted at the same paths.
     pub host: PathBuf,
     /// The host's `/dev`.
     pub dev: PathBuf,
@@ -25,7 +25,7 @@ pub struct HostRoots {
 }
 
 impl HostRoots {
-    /// Where a path of the host is seen from here.
+    /// The path at which this process sees a path of the host.
     pub fn local_path(&self, path: &Path) -> PathBuf {
         match path.strip_prefix("/dev") {
             Ok(rest) => self.dev.join(rest),
@@ -34,11 +34,11 @@ impl HostRoots {
     }
 }
 
-/// What is there now, sorted by id. What is missing or is no device node is left out.
+/// The devices that exist now, sorted by ID. What is missing or is no device node is left out.
 ///
-/// A symbolic link is offered under its own name, since that is the lasting one (`/dev/serial/by-id/…`), and its
-/// target is what the container gets. A target that several names lead to is offered once, under its own name if that
-/// is among them, else under the first.
+/// A symbolic link is offered under the link's name, which is the stable one (`/dev/serial/by-id/…`), and the container
+/// gets its target. A target that several names lead to is offered once, under the target's name if that is among them,
+/// else under the first.
 pub fn find(config: &PathConfig, roots: &HostRoots) -> Vec<PathDevice> {
     find_where(config, roots, |metadata| {
         metadata.file_type().is_char_device() || metadata.file_type().is_block_device()
@@ -87,11 +87,11 @@ fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadat
     found.into_values().collect()
 }
 
-/// A path as the host names it, and what it leads to.
+/// A path of the host, and the node that it leads to.
 struct HostNode {
     name: String,
     target: PathBuf,
-    /// Of the device, as the kernel packs major and minor.
+    /// The device number, with major and minor as the kernel packs them.
     number: u64,
     block: bool,
 }
@@ -121,7 +121,7 @@ impl HostNode {
     }
 }
 
-/// Below `/dev` the rest of the path, else all of it; shortened with a hash where it is too long.
+/// The device ID: the path below `/dev`, else all of it; shortened with a hash where it is too long.
 fn id(path: &str) -> String {
     let short = path.strip_prefix("/dev/").unwrap_or(path);
     if short.len() <= LONGEST_UNSHARED_ID {
@@ -136,7 +136,7 @@ fn id(path: &str) -> String {
     format!("{hash}{}", &short[start..])
 }
 
-/// The paths that fit a pattern, sorted. A path without wildcards is itself, there or not.
+/// The paths that match a pattern, sorted. A path without wildcards stays as it is, whether or not it exists.
 fn expand(roots: &HostRoots, pattern: &str) -> Vec<String> {
     let mut paths = vec![String::new()];
     for part in pattern.split('/').filter(|part| !part.is_empty()) {
@@ -159,12 +159,12 @@ fn matching_entries(roots: &HostRoots, directory: &str, part: &str) -> Vec<Strin
     let Some(target) = resolve(roots, Path::new(directory)) else { return vec![] };
     let Ok(entries) = fs::read_dir(roots.local_path(&target)) else { return vec![] };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    // As a shell: a leading dot must be spelt out.
+    // As in a shell, wildcards do not match a leading dot.
     let visible = |name: &String| part.starts_with('.') || !name.starts_with('.');
     names.filter(|name| visible(name) && pattern.matches(name)).map(|name| format!("{directory}/{name}")).collect()
 }
 
-/// `path` without symbolic links, as the host names it. `None`: something on the way is missing.
+/// The host's `path` with symbolic links resolved. `None`: a part of it is missing.
 fn resolve(roots: &HostRoots, path: &Path) -> Option<PathBuf> {
     let target = fs::canonicalize(roots.local_path(path)).ok()?;
     let below = |root: &Path| Some(target.strip_prefix(fs::canonicalize(root).ok()?).ok()?.to_owned());
@@ -173,7 +173,7 @@ fn resolve(roots: &HostRoots, path: &Path) -> Option<PathBuf> {
         .or_else(|| Some(Path::new("/").join(below(&roots.host)?)))
 }
 
-/// Of the nearest ancestor in sysfs that has one: the PCI device behind a class device.
+/// The NUMA node of the nearest ancestor in sysfs that has one: the PCI device of a class device.
 fn numa_node(sys: &Path, node: &HostNode) -> Option<i64> {
     let (major, minor) = (rustix::fs::major(node.number), rustix::fs::minor(node.number));
     let kind = if node.block { "block" } else { "char" };
@@ -182,7 +182,7 @@ fn numa_node(sys: &Path, node: &HostNode) -> Option<i64> {
     let root = fs::canonicalize(sys).ok()?;
     let mut ancestors = device.ancestors().take_while(|ancestor| *ancestor != root);
     let text = ancestors.find_map(|ancestor| fs::read_to_string(ancestor.join("numa_node")).ok())?;
-    // -1: unknown to the firmware.
+    // -1 means that the firmware does not report it.
     text.trim().parse().ok().filter(|number| *number >= 0)
 }
 

@@ -1,7 +1,7 @@
 //! What the plugin reads of the host: device nodes, MIG capabilities, PCI topology, CDI specifications, MPS files.
 //!
-//! In: the configured entries and the inventory. Out: a `ScanResult` for each, and our CDI specifications on disk. It
-//! runs on a blocking thread, because a file system may hang.
+//! In: the configured entries and the inventory. Out: a `ScanResult` for each entry, and our CDI specifications on
+//! disk. It runs on a blocking thread, because a file system may hang.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,13 +23,13 @@ use crate::plugin::offer::{Offer, PathDevice, offers};
 pub struct HostPaths {
     pub roots: HostRoots,
     pub proc: PathBuf,
-    /// The runtime's directories of CDI specifications; ours goes into the last.
+    /// The runtime's directories of CDI specifications; ours are written to the last.
     pub cdi: Vec<PathBuf>,
-    /// Whether `roots.host` shows the host's files: false in a container, which has files of its own.
+    /// Whether `roots.host` shows the host's files: false in a container, which has other files.
     pub shows_files: bool,
 }
 
-/// What answers to the kubelet depend on.
+/// The facts of the host that answers to the kubelet depend on.
 #[derive(Debug, Default)]
 pub struct HostFacts {
     pub driver_files: DriverFiles,
@@ -42,23 +42,23 @@ pub type ScanRequest = BTreeMap<u64, Arc<EntryConfig>>;
 /// The result for one configured entry.
 #[derive(Clone, Debug, Default)]
 pub struct ScanResult {
-    /// Of the inventory that the scan used.
+    /// The generation of the inventory that the scan used.
     pub generation: u64,
-    /// Of an entry of kind `path`.
+    /// The devices of an entry of kind `path`.
     pub path_devices: Vec<PathDevice>,
-    /// The same `Arc` while nothing has changed.
+    /// The facts; the same `Arc` while nothing has changed.
     pub facts: Arc<HostFacts>,
     /// The resources that NVIDIA's MPS control daemon does not serve, and why.
     pub without_mps: BTreeMap<ResourceName, Arc<str>>,
-    /// The processes of those that serve the others, each by its ID in its own namespace.
+    /// The process IDs of the daemons that serve the others, each in the daemon's PID namespace.
     pub mps_daemons: BTreeMap<ResourceName, u32>,
-    /// What is wrong with CDI specifications, or that the driver's directory is not there.
+    /// What is wrong with CDI specifications, or that the driver's directory is missing.
     pub problems: Vec<String>,
     /// The vendor's CDI specifications that are not used, with the reason.
     pub unused: UnusedFiles,
 }
 
-/// What is kept from one scan to the next; of each configured entry by its number.
+/// Scans the host, and keeps what the next scan needs; `entries` by the number of the configured entry.
 #[derive(Debug)]
 pub struct HostScanner {
     paths: HostPaths,
@@ -70,7 +70,7 @@ pub struct HostScanner {
     entries: BTreeMap<u64, EntryScan>,
 }
 
-/// The CDI names that containers hold, of the kubelet's checkpoint.
+/// The CDI names that containers hold, from the kubelet's checkpoint.
 #[derive(Debug, Default)]
 struct HeldNames {
     version: Option<FileStamp>,
@@ -80,14 +80,14 @@ struct HeldNames {
 
 #[derive(Debug, Default)]
 struct EntryScan {
-    /// Of the inventory from which the topology was made.
+    /// The generation of the inventory from which the topology was made.
     generation: Option<u64>,
     facts: Arc<HostFacts>,
     unused: UnusedFiles,
 }
 
-/// Whether what it offers, or what containers get, depends on files of the host. These change without an event: they are
-/// scanned before the resource is served, and every second.
+/// Whether the entry's devices, or what containers get, depend on files of the host. These change without an event:
+/// they are scanned before the resource is served, and every second.
 pub fn depends_on_host(config: &EntryConfig) -> bool {
     match config {
         EntryConfig::Path(_) => true,
@@ -96,7 +96,7 @@ pub fn depends_on_host(config: &EntryConfig) -> bool {
     }
 }
 
-/// Whether this process sees the host's files at their own paths. A container has a file system of its own.
+/// Whether this process sees the host's files at the host's paths. A container has another file system.
 pub fn shows_files(proc: &Path) -> bool {
     let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     !in_pod && std::fs::read_to_string(proc.join("self/mountinfo")).is_ok_and(|mounts| !has_overlay_root(&mounts))
@@ -135,8 +135,8 @@ impl HostScanner {
         results
     }
 
-    /// Our specifications have every device of the node, for containers of every configuration. Nothing changes before the
-    /// driver has listed its devices.
+    /// Updates our specifications, which have every device of the node, for containers of every configuration. Nothing
+    /// changes before the driver has listed its devices.
     fn update_own(&mut self, request: &ScanRequest, inventory: &Inventory) -> Vec<String> {
         let Some(directory) = self.paths.cdi.last() else { return vec![] };
         if inventory.generation == 0 {
@@ -171,7 +171,7 @@ impl HostScanner {
             }
             EntryConfig::Nvidia(nvidia) => {
                 let entry_scan = self.entries.entry(number).or_default();
-                // Of health they have only which devices are lost.
+                // The only health in these offers is which devices are lost.
                 let offers = offers(config, inventory, &[]).offers;
                 entry_scan.update_facts(nvidia, inventory, &offers, &self.paths, &self.specifications);
                 let mut problems = cdi::unused_problems(&entry_scan.unused);
@@ -234,7 +234,7 @@ impl EntryScan {
     }
 }
 
-/// Containers would get device nodes and no driver.
+/// The problem that containers would get device nodes and no driver.
 fn without_driver(nvidia: &NvidiaConfig, driver_files: &DriverFiles) -> Option<String> {
     let first = nvidia.driver_mounts.first().filter(|_| driver_files.driver_mounts.is_empty())?;
     nvidia.includes(DeviceListStrategy::DeviceNodes).then(|| {
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
     use crate::plugin::test_data::{gpu, inventory, nvidia, uuid};
 
-    /// A host with nothing but what a test puts there.
+    /// A host with only the files that a test creates.
     fn empty(root: &std::path::Path) -> HostPaths {
         std::fs::create_dir_all(root.join("dev")).unwrap();
         HostPaths {

@@ -1,6 +1,6 @@
-//! Scans of the host, one at a time on a blocking thread. While one hangs, the result of the one before stays in use.
+//! Runs scans of the host, one at a time on a blocking thread. While one hangs, the last result stays in use.
 //!
-//! In: the configured entries to scan for, the time. Out: scan results and a problem. Does not use: what a scan reads.
+//! In: the configured entries to scan for, the time. Out: scan results and a problem.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::scanner::{HostPaths, HostScanner, ScanRequest, ScanResult};
 use crate::domain::model::{Inventory, Monotonic};
 
-/// Device nodes, files and other daemons come and go without an event.
+/// The pause between two scans: device nodes, files and other daemons appear and disappear without an event.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A scan that takes longer than this is reported as hanging.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
@@ -21,7 +21,7 @@ type Finished = (HostScanner, BTreeMap<u64, ScanResult>);
 
 #[derive(Debug)]
 pub struct HostScans {
-    /// `None` while a scan has it.
+    /// The scanner; `None` while a scan uses it.
     scanner: Option<HostScanner>,
     under_way: JoinSet<Finished>,
     began: Monotonic,
@@ -49,7 +49,7 @@ impl HostScans {
         self.under_way.spawn_blocking(move || scan(scanner, &request, &inventory));
     }
 
-    /// The results, when the scan under way is done. Pending where there is none.
+    /// The results of the scan under way, when it is done. Without a scan it never completes.
     pub async fn done(&mut self) -> Result<BTreeMap<u64, ScanResult>, JoinError> {
         match self.under_way.join_next().await {
             Some(scanned) => {

@@ -1,4 +1,4 @@
-//! The device-plugin directory: our sockets in it, others', and the kubelet's.
+//! The sockets in the device-plugin directory: ours, those of other plugins, and the kubelet's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,31 +18,34 @@ use crate::tasks::DirectoryEvents;
 pub const KUBELET: &str = "kubelet.sock";
 const PREFIX: &str = "podmeter-";
 const SUFFIX: &str = ".sock";
-/// A socket's path ends at 107 bytes; the kubelet's directory, the prefix and the unique part take the rest.
+/// The most bytes of the resource in a socket's name: a socket's path has at most 107 bytes, which the kubelet's
+/// directory, the prefix and the unique part share.
 const RESOURCE_LENGTH: usize = 32;
-/// Without inotify, and while the sockets of others are waited for, the poll is the only source.
+/// The interval of the poll where it is the only source: without inotify, or while waiting for other plugins.
 const POLL: Duration = Duration::from_secs(1);
-/// With inotify the poll only catches what that lost.
+/// The interval of the poll beside inotify, whose lost events it replaces.
 const POLL_BESIDE_INOTIFY: Duration = Duration::from_secs(5);
-/// From a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has seen its end.
+/// The time from a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has
+/// noticed its end.
 const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 
-/// From the event of a socket's creation, which is within bind, to listen. A reader that runs at once takes the processor
-/// from the kubelet in between, and then the first plugin that dials it is refused, which NVIDIA's repeats after 1 s.
+/// The pause after an event, which a socket's creation sends within bind, before listen. A reader that runs at once
+/// takes the processor from the kubelet in between, and the first plugin that dials it is refused; NVIDIA's repeats
+/// after 1 s.
 const BIND_TO_LISTEN: Duration = Duration::from_millis(5);
 const EVENTS: WatchMask =
     WatchMask::CREATE.union(WatchMask::DELETE).union(WatchMask::MOVED_TO).union(WatchMask::MOVED_FROM);
 
-/// A socket's file: another one differs, even if it got the same inode; a changed mode makes no difference.
+/// Identifies a socket's file: another file differs, even with the same inode; a changed mode makes no difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketIdentity {
     device: u64,
     inode: u64,
-    /// Where the file system has no time of creation, that of the last modification.
+    /// The time of creation, or of the last modification where the file system has none.
     created: Option<SystemTime>,
 }
 
-/// Which file is there, if any.
+/// The identity of the file at the path, if there is one.
 pub fn identity(path: &Path) -> Option<SocketIdentity> {
     let file = std::fs::symlink_metadata(path).ok()?;
     let created = file.created().or_else(|_| file.modified()).ok();
@@ -53,12 +56,12 @@ pub fn kubelet_socket(directory: &Path) -> PathBuf {
     directory.join(KUBELET)
 }
 
-/// `podmeter-nvidia.com_gpu-1f0c3a9be2d4.sock`: another one at each call.
+/// A new name at each call, such as `podmeter-nvidia.com_gpu-1f0c3a9be2d4.sock`.
 pub fn fresh_name(resource: &ResourceName) -> String {
     format!("{}{:012x}{SUFFIX}", resource_prefix(resource), random() & 0xffff_ffff_ffff)
 }
 
-/// How the names of every podmeter's sockets for this resource begin.
+/// The prefix of the names of every podmeter's sockets for this resource.
 fn resource_prefix(resource: &ResourceName) -> String {
     let name = resource.as_str().replace('/', "_");
     let first = name.chars().count().saturating_sub(RESOURCE_LENGTH);
@@ -71,12 +74,12 @@ pub fn is_a_podmeters(name: &str, resource: &ResourceName) -> bool {
     unique.is_some_and(|unique| unique.len() == 12 && unique.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Names of the wanted sockets in the directory that accept connections, sorted, without the kubelet's.
+/// The names of the wanted sockets in the directory that accept connections, sorted, without the kubelet's.
 pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let mut live = vec![];
     for name in names(directory).into_iter().filter(|name| name != KUBELET && is_wanted(name)) {
         let connected = UnixStream::connect(directory.join(&name)).await;
-        // With a full queue of connections it listens.
+        // A socket with a full queue of connections listens.
         if connected.is_ok() || connected.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             live.push(name);
         }
@@ -84,13 +87,13 @@ pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<Str
     live
 }
 
-/// Which file each socket in the directory is.
+/// The identity of each socket in the directory.
 pub fn identities(directory: &Path) -> BTreeMap<String, SocketIdentity> {
     let named = |name: String| identity(&directory.join(&name)).map(|identity| (name, identity));
     names(directory).into_iter().filter_map(named).collect()
 }
 
-/// Names of the sockets in the directory, without the kubelet's.
+/// The names of the sockets in the directory, without the kubelet's.
 pub fn others(directory: &Path) -> BTreeSet<String> {
     names(directory).into_iter().filter(|name| name != KUBELET).collect()
 }
@@ -119,11 +122,11 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Returns when the directory was removed: one in its place is not visible in this mount. A removed directory that is
-/// mounted has metadata with no links; without metadata it is not there yet. Until then:
+/// Watches the directory until it is removed: a new one in its place is not visible in this mount. A removed directory
+/// that is mounted has metadata with no links; without metadata it does not exist yet. Until then:
 ///
-/// - each change in the directory wakes `changes`, and so does the poll; where every resource is another plugin's, a socket
-///   that was made is noticed by `POLL` only: see `BIND_TO_LISTEN`;
+/// - each change in the directory wakes `changes`, and so does the poll; where every resource is another plugin's, only
+///   the poll notices a new socket: see `BIND_TO_LISTEN`;
 /// - a change of the sockets is followed by `refresh_allocatable`;
 /// - a kubelet after the first is counted in the published state.
 pub async fn watch_directory(
@@ -204,7 +207,7 @@ mod tests {
         assert_eq!(identity(&path), None);
     }
 
-    /// How long after a kubelet's socket was made a change is published.
+    /// The time from the creation of a kubelet's socket to the published change.
     async fn noticed_after(state: PluginState) -> Duration {
         let directory = tempfile::tempdir().unwrap();
         let (changes, mut changed) = watch::channel(0);
@@ -228,7 +231,7 @@ mod tests {
         assert_eq!(noticed_after(node([None, Some("another's".into())])).await, BIND_TO_LISTEN);
         let mut waits = node(["another's", "another's"].map(|text| Some(text.into())));
         assert_eq!(noticed_after(waits.clone()).await, POLL);
-        // Of which another plugin offers the hardware as another resource.
+        // Another plugin offers its hardware as another resource.
         waits.resources.values_mut().for_each(|resource| resource.registered = true);
         assert_eq!(noticed_after(waits).await, BIND_TO_LISTEN);
     }

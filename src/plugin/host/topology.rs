@@ -8,11 +8,11 @@ use std::path::Path;
 use crate::domain::model::{Gpu, GpuUuid, Inventory, PciBusId};
 use crate::domain::preference::{GpuLocation, PciGpu, Topology};
 
-/// From where the GPUs sit on the PCI bus, and from the NVLinks between each two. A GPU that sysfs does not have is
-/// without links.
+/// The topology by the GPUs' places on the PCI bus and the NVLinks between each two. A GPU that sysfs does not list has
+/// no links.
 pub fn topology(inventory: &Inventory, sys: &Path) -> Topology {
     let devices = sys.join("bus/pci/devices");
-    // The kubelet has no healthy device of a GPU that the driver has not listed.
+    // A GPU that the driver has not listed has no healthy device.
     let gpu = |gpu: &Gpu| {
         let index = gpu.index?;
         let path = gpu.pci_bus_id.as_ref().and_then(|id| std::fs::canonicalize(devices.join(id.as_str())).ok());
@@ -26,9 +26,9 @@ pub fn topology(inventory: &Inventory, sys: &Path) -> Topology {
     Topology::from_pci(&gpus, &nv_links(inventory))
 }
 
-/// Links that lead straight to another GPU, as each end reports them: (reporter, other) → links. Those into switches
-/// count for no pair, as in NVIDIA's allocator (`GetNVLink` of go-gpuallocator compares remote bus ids with GPUs'
-/// alone): they make all pairs equal, and where the GPUs sit on the PCI bus decides.
+/// The links that lead straight to another GPU, as each end reports them: (reporter, other) → links. Links to switches
+/// count for no pair, as in NVIDIA's allocator (`GetNVLink` of go-gpuallocator compares remote bus IDs only with those
+/// of GPUs): they make all pairs equal, and the GPUs' places on the PCI bus decide.
 fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
     let by_bus_id: BTreeMap<&PciBusId, &GpuUuid> = inventory
         .gpus

@@ -1,6 +1,6 @@
-//! What each configured entry offers, from the inventory and the nodes found. Decides only; reads nothing.
+//! Decides what each configured entry offers, from the inventory and the nodes found. Pure.
 //!
-//! In: the configuration, the inventory, the nodes found, the offers before. Out: offers, and what is not offered, as
+//! In: the configuration, the inventory, the nodes found, the earlier offers. Out: offers, and what is not offered, as
 //! problems. Does not use: which of them the kubelet has.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use crate::plugin::config::{
 };
 use crate::wire::v1beta1::DeviceSpec;
 
-/// One device: a node, or a group of them.
+/// One device of kind `path`: a node, or a group of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathDevice {
     pub id: DeviceId,
@@ -29,11 +29,11 @@ pub struct PathDevice {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offers {
     pub offers: Vec<Offer>,
-    /// Each a sentence for the log and the page.
+    /// What is not offered, each as a sentence for the log and the page.
     pub problems: Vec<String>,
 }
 
-/// `path_devices` are those that the host has for an entry of kind `path`; empty for the others.
+/// The offers of an entry. `path_devices`: the host's devices for an entry of kind `path`; empty for the others.
 pub fn offers(config: &EntryConfig, inventory: &Inventory, path_devices: &[PathDevice]) -> Offers {
     let mut problems = vec![];
     let slots = match config {
@@ -65,8 +65,8 @@ pub fn offers(config: &EntryConfig, inventory: &Inventory, path_devices: &[PathD
     Offers { offers, problems }
 }
 
-/// `now`, with every device of `previous` that is not in it as unhealthy: a device that was sent to the kubelet stays
-/// in the list of an open registration (`layout` has the reason).
+/// The offers `now`, with every device of `previous` that is missing in them as unhealthy: a device that was sent to
+/// the kubelet stays in the list of an open registration (`layout` has the reason).
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
     let before = previous.iter().flat_map(|offer| offer.devices.iter().map(|device| (&offer.resource, device)));
     let before_as_absent = before.map(|(resource, device)| {
@@ -80,7 +80,7 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<
     by_resource(before_as_absent.chain(now))
 }
 
-/// A GPU that is there and no longer has the device lost it to a change of layout.
+/// Why a device is absent: a present GPU that no longer has it has changed its layout.
 fn absence_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
     let detail = "it is no longer present";
     match hardware.gpu() {
@@ -96,8 +96,8 @@ fn absence_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUn
 }
 
 impl Offer {
-    /// With its slots unhealthy where their resource is in `without_mps`: a container would start without the daemon,
-    /// and its first CUDA call fail.
+    /// The offer with its slots unhealthy where its resource is in `without_mps`: a container would start without the
+    /// daemon, and its first CUDA call fail.
     #[must_use]
     pub fn with_mps_health(mut self, without_mps: &BTreeMap<ResourceName, Arc<str>>) -> Self {
         let Some(detail) = without_mps.get(&self.resource) else { return self };
@@ -109,9 +109,9 @@ impl Offer {
 }
 
 impl Offer {
-    /// With the devices unhealthy whose hardware containers hold under other names than the resource's own. Its slots share hardware
-    /// with each other; a slot or GPU that is no longer offered does not. A device that is held under its own name too stays
-    /// healthy: a kubelet that restarts may ask for it again.
+    /// The offer with the devices unhealthy whose hardware containers hold under a name that this offer does not have:
+    /// its slots share hardware with each other, but not with a slot or GPU that is no longer offered. A device that is
+    /// held under its offered name too stays healthy: a kubelet that restarts may request it again.
     #[must_use]
     pub fn with_holders(mut self, held: &HeldHardware) -> Self {
         let offered: BTreeSet<&DeviceId> = self.devices.iter().map(|device| &device.id).collect();
@@ -160,9 +160,9 @@ fn devices_of_every_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems:
     devices
 }
 
-/// `single` promises that any two devices are of one kind: of a MIG profile, or whole GPUs. Where the node breaks that,
-/// the kind that most GPUs have is offered (then that of most devices, then the first by name), and the rest is named
-/// as a problem: a node that is half reconfigured keeps most of its devices, instead of losing all.
+/// The devices under `single`, all of one kind: a MIG profile, or whole GPUs. Where the node has several, the kind that
+/// most GPUs have is offered (then that of most devices, then the first by name), and the rest is a problem: a node
+/// that is half reconfigured keeps most of its devices, instead of losing all.
 fn devices_of_one_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
     let mut kinds: BTreeMap<&str, Vec<NamedDevice>> = BTreeMap::new();
     for (gpu, index) in listed(inventory) {
@@ -180,7 +180,7 @@ fn devices_of_one_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &
         let gpus: BTreeSet<_> = devices.iter().map(|(_, device)| device.hardware.gpu()).collect();
         (gpus.len(), devices.len())
     };
-    // The first of the heaviest: max_by_key would take the last.
+    // The first of equal weights counts: max_by_key alone would take the last.
     let heaviest = kinds.iter().rev().max_by_key(|(_, devices)| weight(devices)).map(|(kind, _)| *kind);
     let Some(chosen) = heaviest else { return vec![] };
     let devices = kinds.remove(chosen).unwrap_or_default();
@@ -258,7 +258,7 @@ fn share(nvidia: &NvidiaConfig, devices: Vec<NamedDevice>, problems: &mut Vec<St
     slots
 }
 
-/// The narrowest rule decides: this device, its GPU, its resource, all.
+/// The slots of a device by the narrowest rule: for this device, its GPU, its resource, all.
 fn replicas(replication: &Replication, resource: &ResourceName, device: &OfferedDevice) -> Option<u32> {
     let gpu = match &device.hardware {
         OfferedHardware::Mig { gpu, gpu_index, .. } => Some([gpu.to_string(), gpu_index.to_string()]),
@@ -279,7 +279,7 @@ fn shared_name(replication: &Replication, name: &ResourceName) -> ResourceName {
     }
 }
 
-/// One slot is the device itself, under its own id.
+/// The slots of a device; a single one is the device itself, with its ID.
 fn slots_of(device: &OfferedDevice, slots: u32) -> Vec<OfferedDevice> {
     if slots <= 1 {
         return vec![device.clone()];
@@ -288,7 +288,7 @@ fn slots_of(device: &OfferedDevice, slots: u32) -> Vec<OfferedDevice> {
     (0..slots).map(slot).collect()
 }
 
-/// Of several devices with one id the last.
+/// The offer of each resource; of several devices with the same ID, the last counts.
 fn by_resource(devices: impl IntoIterator<Item = NamedDevice>) -> Vec<Offer> {
     let mut resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
     for (resource, device) in devices {
@@ -298,7 +298,7 @@ fn by_resource(devices: impl IntoIterator<Item = NamedDevice>) -> Vec<Offer> {
     resources.into_iter().map(offer).collect()
 }
 
-/// Of the kubelet's client, gRPC's default: with a longer list the stream ends, and with it the resource.
+/// The largest message that the kubelet's gRPC client accepts: a longer list ends the stream and the resource.
 const MOST_LIST_BYTES: usize = 4 << 20;
 
 fn acceptable(offers: Vec<Offer>, problems: &mut Vec<String>) -> Vec<Offer> {
@@ -315,7 +315,7 @@ fn acceptable(offers: Vec<Offer>, problems: &mut Vec<String>) -> Vec<Offer> {
     short
 }
 
-/// At most, with every device unhealthy: 17 bytes of a device and 4 of a NUMA node are no part of the ID.
+/// The most bytes of the list, with every device unhealthy: 17 for each device and 4 for each NUMA node, beside the ID.
 pub(super) fn list_bytes(offer: &Offer) -> usize {
     offer.devices.iter().map(|device| 17 + device.id.as_str().len() + 4 * device.numa_nodes.len()).sum()
 }

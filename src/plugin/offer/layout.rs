@@ -14,8 +14,8 @@ use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, Resourc
 /// When each device vanished.
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 
-/// Longest time from our answer to `Allocate` until the kubelet's allocations have the holder: the kubelet lists it
-/// within a second, and as long as its pod may still be rejected, it is held back.
+/// The longest time from our answer to `Allocate` until the kubelet's allocations have the holder: the kubelet lists it
+/// within a second, and while its pod may still be rejected, the pod is held back.
 const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
 /// The devices of `before` that its resource no longer offers although their GPU is there: a MIG device that was
@@ -35,7 +35,7 @@ pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSe
 }
 
 /// Whether no container holds any of a resource's vanished devices. They are dropped together, since each shorter list
-/// costs a registration. They are not granted any more since they vanished: a query `GRANT_SHOWN` later shows every holder.
+/// costs a registration. None is granted after it vanished: a query `GRANT_SHOWN` later shows every holder.
 pub fn may_drop(resource: &ResourceName, vanished: &Vanished, kubelet: &KubeletState) -> bool {
     let (Some(allocations), Some(answered)) = (&kubelet.allocations, kubelet.allocations_at) else { return false };
     // The answer may be as old as the start of the call.
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Answered at twenty seconds, having taken half a second.
+    /// An answer of the kubelet at twenty seconds, which took half a second.
     fn kubelet(held: &[(&str, &str)]) -> KubeletState {
         let pod = test_data::pod(test_data::container(ContainerRef::new("team", "trainer", "main"), held));
         KubeletState {

@@ -27,7 +27,7 @@ mod tests {
     use crate::plugin::offer::{Offer, offers};
     use crate::plugin::test_data::{gpu, inventory, nvidia, uuid};
 
-    /// GPU 0, and GPU 1 that the kubelet has under these ids.
+    /// An inventory with GPU 0, and with GPU 1 that only the kubelet lists, under these IDs.
     fn one_missing(ids: &[(&str, String)]) -> Inventory {
         let mut known = inventory([gpu(0, None)]);
         let lost = Gpu::not_present(uuid(1).as_str().into());

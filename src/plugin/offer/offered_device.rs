@@ -8,8 +8,8 @@ use crate::domain::model::{
 };
 use crate::wire::v1beta1::DeviceSpec;
 
-/// One resource name and its devices, sorted by id. A device that was offered once stays for the time of its
-/// registration: it becomes unhealthy.
+/// A resource and its devices, sorted by ID. A device that was offered stays until the registration ends: it becomes
+/// unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     pub resource: ResourceName,
@@ -19,22 +19,22 @@ pub struct Offer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfferedDevice {
     pub id: DeviceId,
-    /// Empty when unknown: the topology is then left out.
+    /// The NUMA nodes; empty where they are unknown, and then the list has no topology.
     pub numa_nodes: BTreeSet<i64>,
     pub health: OfferedHealth,
     pub hardware: OfferedHardware,
 }
 
-/// As the kubelet gets it.
+/// The health of a device in the list, and the reason.
 pub type OfferedHealth = Result<(), PluginUnhealthy>;
 
 /// Why a device is offered as unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PluginUnhealthy {
     pub reason: PluginUnhealthyReason,
-    /// For operators: a refused allocation quotes it.
+    /// The reason in words, for operators: a refused allocation quotes it.
     pub detail: Arc<str>,
-    /// False before the first check of its device: that it then becomes healthy is no transition.
+    /// Whether the device was ever checked: the first healthy check is no transition.
     pub known: bool,
 }
 
@@ -47,19 +47,19 @@ impl PluginUnhealthy {
         Self::new(PluginUnhealthyReason::Device(reason), detail)
     }
 
-    /// Not checked yet, or the driver is refused or released for too long.
+    /// Whether the health is unknown: not checked yet, or the driver is refused or released for too long.
     pub fn is_unchecked(&self) -> bool {
         self.reason == PluginUnhealthyReason::Device(UnhealthyReason::Unknown)
     }
 
-    /// `agent::health_task` logs the health of devices; the plugin logs only its own reasons.
+    /// Whether the reason is the plugin's: it logs only these, `agent::health_task` logs the health of devices.
     pub fn is_own(&self) -> bool {
         !matches!(self.reason, PluginUnhealthyReason::Device(_))
     }
 }
 
 impl Offer {
-    /// With every device healthy.
+    /// The offer with every device healthy.
     pub fn as_healthy(&self) -> Self {
         let healthy = |device: &OfferedDevice| OfferedDevice { health: Ok(()), ..device.clone() };
         Self { resource: self.resource.clone(), devices: self.devices.iter().map(healthy).collect() }
@@ -67,25 +67,25 @@ impl Offer {
 }
 
 impl OfferedDevice {
-    /// A healthy one, of which no NUMA node is known.
+    /// A healthy device without a known NUMA node.
     pub fn new(id: impl Into<DeviceId>, hardware: OfferedHardware) -> Self {
         Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
     }
 
-    /// Its hardware is not there, or its GPU no longer has it.
+    /// Whether its hardware is missing, or its GPU no longer has it.
     pub fn is_absent(&self) -> bool {
         use PluginUnhealthyReason::{Device, Layout, Unplugged};
         let reason = self.health.as_ref().err().map(|unhealthy| unhealthy.reason);
         matches!(reason, Some(Layout | Unplugged | Device(UnhealthyReason::Lost)))
     }
 
-    /// One of several slots of the same hardware. For the IDs of any plugin: `DeviceId::is_slot`.
+    /// Whether it is one of several slots of the same hardware. For the IDs of any plugin: `DeviceId::is_slot`.
     pub fn is_slot(&self) -> bool {
         self.id.as_str().contains("::")
     }
 }
 
-/// What is behind an id.
+/// The hardware of a device ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OfferedHardware {
     Gpu {
@@ -97,16 +97,16 @@ pub enum OfferedHardware {
         uuid: MigUuid,
         gpu: GpuUuid,
         gpu_index: u32,
-        /// The driver's index of it on its GPU, as `nvidia-ctk` numbers it.
+        /// The driver's index of the MIG device on its GPU, which `nvidia-ctk` uses too.
         index: u32,
         minor: Option<u32>,
         gpu_instance: u32,
         compute_instance: u32,
     },
-    /// A GPU that the driver does not list, or a MIG device or slot on it: only the kubelet's id is known.
+    /// A GPU that the driver does not list, or a MIG device or slot on it: only the kubelet's ID is known.
     Missing(GpuUuid),
     Nodes(Vec<DeviceSpec>),
-    /// None: a simulated device.
+    /// No hardware: a simulated device.
     Nothing,
 }
 
@@ -129,7 +129,7 @@ impl OfferedHardware {
         }
     }
 
-    /// Its UUID and its index, as the two device-id strategies name it.
+    /// The UUID and the index, which the two device ID strategies use.
     pub fn names(&self) -> Option<[String; 2]> {
         match self {
             Self::Gpu { uuid, index, .. } => Some([uuid.to_string(), index.to_string()]),
@@ -138,7 +138,7 @@ impl OfferedHardware {
         }
     }
 
-    /// `None`: no GPU that the driver lists.
+    /// The GPU or MIG device; `None` for what the driver does not list.
     pub fn device(&self) -> Option<DeviceRef> {
         match self {
             Self::Gpu { uuid, .. } => Some(DeviceRef { gpu: uuid.clone(), mig: None }),

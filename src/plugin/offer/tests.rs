@@ -95,11 +95,11 @@ fn a_device_never_leaves_the_list() {
         merged[0].devices.iter().map(|device| (device.id.to_string(), device.health.is_ok())).collect();
     let expected = [(uuid(0), false), (uuid(1), true), (uuid(2), false), (uuid(3), false), (uuid(5), true)];
     assert_eq!(health, expected);
-    // Another name for a present GPU removes its device; without the GPU it is lost.
+    // A present GPU that is offered under another name no longer has its device; without the GPU the device is lost.
     let partitioned = merge(&before, vec![], &inventory([gpu(1, Some(&["3g.40gb"]))]));
     let reasons = partitioned[0].devices.iter().map(|device| device.health.as_ref().unwrap_err().reason.into());
     assert_eq!(reasons.collect::<Vec<&str>>(), ["lost", "layout", "lost", "lost"]);
-    // Back again, and a resource without any device left.
+    // The devices return; and a resource has no device left.
     assert_eq!(merge(&before, vec![], &Inventory::default())[0].devices.len(), 4);
     let back = merge(&merge(&before, vec![], &four_gpus()), before.clone(), &four_gpus());
     assert_eq!(back, before);

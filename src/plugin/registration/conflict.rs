@@ -1,9 +1,9 @@
-//! Whether another plugin serves the resource or offers its hardware, or the kubelet no longer has our registration.
+//! Detects another plugin that serves the resource or offers its hardware, and a registration that the kubelet lost.
 //!
 //! A plugin that registers the resource after us replaces us without a notice; when it ends, a kubelet up to 1.36 drops
 //! the resource, without a notice too. Both show in what the kubelet lists as allocatable: the healthy devices of the
-//! plugin that it uses. It is compared after each change in the plugin directory and every ten seconds
-//! (`kubelet::schedule`):
+//! plugin that it uses. That list is compared with the offer after each change in the plugin directory and every ten
+//! seconds (`kubelet::schedule`):
 //!
 //! - device IDs that this process never sent, or a live socket of a known plugin: a conflict;
 //! - a device that a container was given and this process did not grant: a conflict; a kubelet that restarts gives out the
@@ -30,11 +30,11 @@ pub(super) const REMEDY: &str = "remove the other plugin, switch this one off wi
 pub enum Comparison {
     /// At least one of our healthy devices is listed, or there is nothing to compare.
     Listed,
-    /// None of them is. The first answer that the kubelet is asked for from this time on decides.
+    /// None of our healthy devices is listed. The first answer to a query from this time on decides.
     Absent(Monotonic),
-    /// Nor is any in that answer, `LIST_SHOWN` later: the registration is lost.
+    /// None is listed in that answer either, `LIST_SHOWN` later: the registration is lost.
     Unlisted,
-    /// Another plugin has the resource: which, with a remedy.
+    /// Another plugin has the resource; the text names it, with a remedy.
     Conflict(String),
     /// The other plugin no longer has it.
     ConflictEnded,
@@ -43,7 +43,7 @@ pub enum Comparison {
 /// The comparisons of one registration.
 #[derive(Debug)]
 pub struct Comparisons {
-    /// Earlier answers may be from before the kubelet had our list.
+    /// The time before which an answer may be without our list.
     from: Monotonic,
     /// The time of the last answer.
     compared: Option<Monotonic>,
@@ -56,24 +56,24 @@ pub struct Compared<'a> {
     /// The devices that ended registrations sent to the kubelet.
     pub advertised: &'a BTreeSet<DeviceId>,
     pub kubelet: &'a KubeletState,
-    /// The sockets that can matter, without our own and those that do not serve.
+    /// The sockets that can matter, without ours and those that do not serve.
     pub live: &'a [String],
     /// How often this registration granted each device.
     pub granted: &'a BTreeMap<DeviceId, u64>,
 }
 
 impl Comparisons {
-    /// The kubelet has opened our list now.
+    /// Begins the comparisons, when the kubelet has opened our list.
     pub fn new(now: Monotonic) -> Self {
         Self { from: now + LIST_SHOWN, compared: None, last: Comparison::Listed, grants: Grants::default() }
     }
 
-    /// The kubelet has called us: it uses this plugin now, and a conflict is over.
+    /// Records a call of the kubelet: it uses this plugin now, and a conflict is over.
     pub fn called(&mut self, now: Monotonic) {
         (self.from, self.last, self.grants.other) = (now, Comparison::Listed, None);
     }
 
-    /// Each answer counts once.
+    /// Compares the kubelet's last answer with the offer; each answer counts once.
     pub fn compare(&mut self, offer: &Offer, now: &Compared<'_>) -> Comparison {
         let answer = now.kubelet.allocatable.as_ref().zip(now.kubelet.allocatable_at);
         let answer = answer.filter(|(_, at)| at.monotonic >= self.from);
@@ -109,12 +109,12 @@ impl Comparisons {
 pub enum OtherPlugin {
     /// The socket of a known plugin accepts connections.
     Socket(String),
-    /// The kubelet lists so many devices that this process did not send.
+    /// The kubelet lists this number of devices that this process did not send.
     Listed(usize),
 }
 
 impl OtherPlugin {
-    /// With a remedy.
+    /// The conflict in words, with a remedy.
     pub fn text(&self, resource: &ResourceName) -> String {
         match self {
             Self::Socket(socket) => format!("another device plugin serves {resource} on {socket}; {REMEDY}"),
@@ -128,7 +128,7 @@ impl OtherPlugin {
     }
 }
 
-/// Which other plugin serves the resource. `None`: none, or another podmeter, in a rolling update.
+/// The other plugin that serves the resource. `None`: none, or another podmeter, in a rolling update.
 ///
 /// `allocatable` are the kubelet's devices of the resource, `sent` those that this process has sent it, and `live` the
 /// names of the sockets that accept connections. Before the first registration nothing is `sent`: another plugin may list
@@ -147,8 +147,8 @@ pub fn other_plugin(
     (others > 0 && !rolling_update).then_some(OtherPlugin::Listed(others))
 }
 
-/// A plugin of a resource that is not `is_own`, whose devices are on the hardware of the offer: which, with a remedy. The kubelet
-/// accounts for each resource alone, and would give the same hardware to two pods.
+/// A plugin of a resource that is not `is_own`, whose devices are on the hardware of the offer, in words with a remedy.
+/// The kubelet accounts for each resource separately, and would give the same hardware to two pods.
 pub fn other_resource(
     offer: &Offer,
     kubelet: &KubeletState,
@@ -184,7 +184,7 @@ pub fn may_matter(socket: &str, resource: &ResourceName) -> bool {
 /// The resource behind a socket that another vendor's plugin is known to listen on.
 pub fn known_resource(socket: &str) -> Option<ResourceName> {
     let name = socket.strip_suffix(".sock")?;
-    // Google Kubernetes Engine's: one, with the time of its start. NVIDIA's own: one per resource.
+    // Google Kubernetes Engine's plugin has one socket, with the time of its start; NVIDIA's has one per resource.
     let name = if name.starts_with("nvidiaGPU-") { "gpu" } else { name.strip_prefix("nvidia-")? };
     Some(ResourceName::new(format!("nvidia.com/{name}")))
 }
@@ -225,8 +225,7 @@ mod tests {
         assert_eq!(found(&[], &[], &["nvidia-mig-1g.10gb.sock", "intel.sock"]), None);
     }
 
-    /// A registration whose list the kubelet opened after ten seconds, with device `x` and the answer of the kubelet at
-    /// some second.
+    /// A registration whose list, with device `x`, the kubelet opened after ten seconds.
     struct Registration {
         comparisons: Comparisons,
         offer: Offer,

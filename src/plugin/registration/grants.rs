@@ -1,4 +1,4 @@
-//! Whether the devices that containers hold were granted by this process. Pure.
+//! Decides whether this process granted the devices that containers hold. Pure.
 //!
 //! In: answers of the kubelet, and how often this process granted each device. Out: a device that another plugin granted.
 
@@ -8,14 +8,14 @@ use super::conflict::{Compared, REMEDY};
 use crate::domain::model::{DeviceId, ResourceName};
 use crate::plugin::host::sockets;
 
-/// Which of the held devices of a resource were granted by this process.
+/// The held devices of a resource, compared with the grants of this process.
 #[derive(Debug, Default)]
 pub struct Grants {
-    /// Held in the last answer; `None` before the first.
+    /// The devices held in the last answer; `None` before the first.
     held: Option<BTreeSet<DeviceId>>,
-    /// Of the kubelet's checkpoint, and not listed yet.
+    /// The devices held in the kubelet's checkpoint that are not listed yet.
     checkpoint: BTreeSet<DeviceId>,
-    /// Grants of each device that were listed.
+    /// The number of grants of each device when it was last listed.
     seen: BTreeMap<DeviceId, u64>,
     /// A device that another plugin granted, as the text of a conflict.
     pub other: Option<String>,
@@ -33,7 +33,7 @@ impl Grants {
         let before = self.held.replace(held);
         let held = self.held.iter().flatten();
         let Some(before) = before.filter(|_| !rolling_update) else {
-            // What an earlier plugin granted, or another podmeter.
+            // An earlier plugin granted these devices, or another podmeter.
             let checkpoint =
                 now.kubelet.held_in_checkpoint.iter().filter(|(held, _)| held == resource).map(|(_, id)| id);
             let is_held = |id: &&DeviceId| self.held.as_ref().is_some_and(|held| held.contains(*id));

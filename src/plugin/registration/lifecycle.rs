@@ -49,12 +49,12 @@ use crate::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
 use crate::plugin::status::LIST_SHOWN;
 use crate::tasks::changed;
 
-/// First and longest pause between attempts to register.
+/// The first and the longest pause between attempts to register.
 const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
-/// Longest wait for the first health of the devices. A kubelet that is sent devices before they are checked shows them
+/// The longest wait for the first health of the devices. A kubelet that gets devices before they are checked shows them
 /// as unhealthy on every pod that holds one, at each start of podmeter.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
-/// A registration that lasted this long was a good one: the next failure is a first one.
+/// A registration that lasted this long was a success: it resets the backoff.
 const LASTED: Duration = Duration::from_secs(30);
 
 /// A resource's lifecycle and all that it depends on.
@@ -64,14 +64,14 @@ pub struct Lifecycle {
     pub service: ServiceInputs,
     /// Counts the changes of the directory.
     pub directory_changes: watch::Receiver<u64>,
-    /// Why it is to end.
+    /// The reason to end, once it has to.
     pub stop: watch::Receiver<Option<&'static str>>,
     /// The devices that ended registrations of the resource, this lifecycle's too, sent to the kubelet.
     pub advertised: BTreeSet<DeviceId>,
     pub deadlines: Deadlines,
-    /// Another plugin has the resource, or had it a moment ago.
+    /// Whether another plugin has the resource, or had it a moment ago.
     pub is_waiting: bool,
-    /// The kubelet's socket when it was last looked at.
+    /// The kubelet's socket at the last check.
     pub kubelet_seen: Option<SocketIdentity>,
 }
 
@@ -83,18 +83,18 @@ pub struct EndedLifecycle {
     pub advertised: BTreeSet<DeviceId>,
 }
 
-/// How far one pass through the states came. `close` needs it also when `stop` has cancelled the pass.
+/// How far one attempt came. `close` needs it also when `stop` has cancelled the attempt.
 struct Attempt {
-    /// From `Serving` on.
+    /// The kubelet's socket, from `Serving` on.
     kubelet_socket: Option<SocketIdentity>,
-    /// From `Serving` on.
+    /// Our server, from `Serving` on.
     server: Option<PluginServer>,
-    /// From `Registered` on.
+    /// The time of the registration, from `Registered` on.
     registered_at: Option<Monotonic>,
 }
 
 impl Lifecycle {
-    /// Runs until `stop`. The socket is removed then.
+    /// Runs until `stop`, then removes the socket.
     pub async fn run(mut self) -> EndedLifecycle {
         let mut backoff = Backoff::new(RETRIES);
         let mut stop = self.stop.clone();
@@ -123,7 +123,7 @@ impl Lifecycle {
         EndedLifecycle { resource: self.resource(), advertised: self.advertised }
     }
 
-    /// From `Waiting` to the end of the registration, or of the attempt.
+    /// Runs from `Waiting` to the end of the registration, or of the attempt.
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
         // `Waiting`.
         self.kubelet_socket()?;
@@ -133,7 +133,7 @@ impl Lifecycle {
         self.until_checked(began).await;
         // `Serving`, with the kubelet that is there after the wait.
         let kubelet_socket = *attempt.kubelet_socket.insert(self.kubelet_socket()?);
-        // Our registration replaces the plugins that serve now: their sockets do not count any more.
+        // Our registration replaces the plugins that serve now: their sockets no longer count.
         let replaced = match self.service.config.on_conflict() {
             OnConflict::Takeover | OnConflict::WaitWhileServed => self.sockets_of_others(),
             OnConflict::Wait => BTreeMap::new(),
@@ -142,7 +142,7 @@ impl Lifecycle {
         let server = PluginServer::start(&self.directory, &name, self.service.clone())
             .map_err(|error| RegistrationEnd::Socket { path: self.directory.join(name), error })?;
         let server = attempt.server.insert(server);
-        // The kubelet dials our socket within Register, for up to ten seconds: not waited for where that was removed.
+        // The kubelet dials our socket within Register, for up to ten seconds; removing the socket ends the wait.
         tokio::select! {
             registered = self.register(server, &mut attempt.registered_at) => registered?,
             end = self.until_sockets_change(server, kubelet_socket) => return Err(end),
@@ -150,7 +150,7 @@ impl Lifecycle {
         Err(self.stay_registered(server, kubelet_socket, replaced).await)
     }
 
-    /// `Serving` → `Registered`, until the kubelet has opened the list.
+    /// Registers (`Serving` → `Registered`), and waits until the kubelet has opened the list.
     async fn register(
         &self,
         server: &PluginServer,
@@ -167,8 +167,8 @@ impl Lifecycle {
         opened.map_err(|_| RegistrationEnd::ListNotOpened(self.deadlines.list))
     }
 
-    /// Any state → `Waiting`: closes the server, and keeps the devices that it sent. If there was a registration: resets
-    /// the backoff if it lasted, and returns true.
+    /// Closes the server (any state → `Waiting`), and keeps the devices that it sent. If there was a registration:
+    /// resets the backoff if it lasted, and returns true.
     async fn close(&mut self, attempt: Attempt, backoff: &mut Backoff) -> bool {
         if let Some(server) = attempt.server {
             let sent = server.list_was_opened();
@@ -196,8 +196,8 @@ impl Lifecycle {
         }
     }
 
-    /// Until every device has been checked, or `FIRST_CHECK` after the lifecycle `began`. Not where the kubelet has had the
-    /// resource before: without it pods are refused.
+    /// Waits until every device has been checked, at most `FIRST_CHECK` after the lifecycle `began`; not where the
+    /// kubelet has had the resource before: without it pods are refused.
     async fn until_checked(&mut self, began: Monotonic) {
         if !self.advertised.is_empty() {
             return;
@@ -205,12 +205,12 @@ impl Lifecycle {
         let is_unchecked = |device: &OfferedDevice| device.health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
         let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(is_unchecked);
         let left = FIRST_CHECK.saturating_sub(self.now().since(began));
-        // Unchecked devices are then sent as they are; an error means that the agent is ending.
+        // After that, unchecked devices are sent as they are; an error means that the agent is ending.
         let _ = tokio::time::timeout(left, self.service.offer.wait_for(checked)).await;
     }
 
-    /// `Registered` and `In conflict`, with the list open. The sockets of `not_serving` belong to plugins that the kubelet does not
-    /// use for the resource.
+    /// Runs `Registered` and `In conflict`, with the list open. The sockets of `not_serving` belong to plugins that the
+    /// kubelet does not use for the resource.
     async fn stay_registered(
         &mut self,
         server: &PluginServer,
@@ -233,7 +233,7 @@ impl Lifecycle {
             let compared = Compared { advertised: &self.advertised, kubelet: &answer, live: &live, granted: &granted };
             let mut next_query = None;
             match comparisons.compare(&offer, &compared) {
-                // At the earliest after half of `LIST_SHOWN`: this is repeated until there is an answer.
+                // This is repeated until there is an answer, at most every half of `LIST_SHOWN`.
                 Comparison::Absent(due) => next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2)),
                 Comparison::Unlisted => return RegistrationEnd::Unlisted,
                 Comparison::Conflict(by) if self.service.config.on_conflict() == OnConflict::Takeover => {
@@ -272,7 +272,7 @@ impl Lifecycle {
         }
     }
 
-    /// The kubelet uses this plugin; the plugin of another resource may offer the same hardware.
+    /// Publishes that the kubelet uses this plugin; the plugin of another resource may offer the same hardware.
     fn publish_served(&self, resource: &ResourceName, other_resource: Option<&str>) {
         match other_resource {
             Some(other) => tracing::warn!(%resource, "what containers hold is not given out again, but: {other}"),
@@ -281,15 +281,15 @@ impl Lifecycle {
         self.service.status.served(other_resource);
     }
 
-    /// Without those of podmeters.
+    /// The sockets of other plugins, without those of podmeters.
     fn sockets_of_others(&self) -> BTreeMap<String, SocketIdentity> {
         let resource = self.resource();
         let sockets = sockets::identities(&self.directory).into_iter();
         sockets.filter(|(name, _)| !sockets::is_a_podmeters(name, &resource)).collect()
     }
 
-    /// Names of live sockets of the resource's known plugins and of podmeters, without those of `not_serving`. While another
-    /// plugin has the resource or its hardware, of all known plugins: one that is killed leaves its socket behind.
+    /// The names of live sockets of the resource's known plugins and of podmeters, without those of `not_serving`.
+    /// While another plugin has the resource or its hardware, of all known plugins: a killed one leaves its socket.
     pub(super) async fn live_sockets(&self, not_serving: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
@@ -321,7 +321,7 @@ impl Lifecycle {
         }
     }
 
-    /// Until another kubelet's socket is there.
+    /// Waits until there is another kubelet's socket.
     async fn until_other_kubelet(&mut self, than: Option<SocketIdentity>) {
         let socket = sockets::kubelet_socket(&self.directory);
         loop {

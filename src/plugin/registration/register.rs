@@ -13,12 +13,12 @@ use crate::words;
 
 const VERSION: &str = "v1beta1";
 
-/// How long the kubelet may take.
+/// How long the kubelet may take to answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
-    /// The kubelet dials back within a Register, for up to ten seconds.
+    /// The limit of Register, within which the kubelet dials back for up to ten seconds.
     pub register: Duration,
-    /// The kubelet opens the list right after a registration, and only once.
+    /// The limit for opening the list, which the kubelet does right after a registration, and only once.
     pub list: Duration,
 }
 
@@ -46,7 +46,7 @@ pub enum RegistrationEnd {
     KubeletSocketRemoved,
     #[error("the kubelet was restarted: kubelet.sock is a new one")]
     KubeletRestarted,
-    /// By another plugin, with `onConflict: takeover`: the resource is registered again.
+    /// Another plugin took the resource, with `onConflict: takeover`: it is registered again.
     #[error("{0}")]
     TakenOver(String),
     #[error("another device plugin of the resource ended, and a kubelet up to 1.36 drops the resource with it")]
@@ -55,13 +55,13 @@ pub enum RegistrationEnd {
     Unlisted,
 }
 
-/// Registers the resource under the socket `endpoint`. The error is for people.
+/// Registers the resource under the socket `endpoint`. The error is text for the operator.
 pub async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline: Duration) -> Result<(), String> {
     let request = RegisterRequest {
         version: VERSION.to_owned(),
         endpoint,
         resource_name: resource.to_owned(),
-        // The kubelet dials the plugin itself.
+        // The kubelet queries the options from the plugin.
         options: None,
     };
     let call = async {

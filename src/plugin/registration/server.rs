@@ -1,7 +1,7 @@
 //! One listening socket of a resource, from bind to removal.
 //!
 //! In: the service. Out: whether the kubelet has the list open, and whether the socket file is still ours. Does not
-//! use: the kubelet's own socket.
+//! use: the kubelet's socket.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::plugin::allocate::{AnsweredCalls, OpenStreams, PluginService, Service
 use crate::plugin::host::sockets::{self, SocketIdentity};
 use crate::wire::v1beta1::device_plugin_server::DevicePluginServer;
 
-/// For calls under way when a server closes. They are answered from memory.
+/// The limit for calls under way when a server closes; they are answered from memory.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// One listening socket and what serves it. Dropping it ends both and removes the socket.
+/// One listening socket and its server. Dropping it ends both and removes the socket.
 #[derive(Debug)]
 pub struct PluginServer {
     path: PathBuf,
@@ -41,7 +41,7 @@ impl PluginServer {
         let service = PluginService { inputs, closing: closing.clone(), streams, calls: answered };
         let task = tokio::spawn(async move {
             let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
-            // An error of `wait_for` is the server being dropped.
+            // An error of `wait_for` means that the server is dropped.
             let closed = async move { drop(closing.wait_for(|closing| *closing).await) };
             if let Err(error) = router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), closed).await {
                 tracing::warn!(%error, "a device plugin server ended");
@@ -62,7 +62,7 @@ impl PluginServer {
         sockets::identity(&self.path) == self.file
     }
 
-    /// Until the kubelet has opened the list.
+    /// Waits until the kubelet has opened the list.
     pub async fn list_opened(&self) {
         let mut streams = self.open_streams.clone();
         if streams.wait_for(OpenStreams::is_some).await.is_err() {
@@ -74,7 +74,7 @@ impl PluginServer {
         self.open_streams.borrow().is_some()
     }
 
-    /// Until there was a stream and none is left, or the server has ended.
+    /// Waits until there was a stream and none is left, or the server has ended.
     pub async fn stream_lost(&self) {
         let mut streams = self.open_streams.clone();
         let _ = streams.wait_for(|streams| *streams == Some(0)).await;

@@ -131,7 +131,7 @@ async fn registered_to_waiting_when_the_kubelet_lists_none_of_our_devices() {
     }
 }
 
-/// A kubelet would show each pod on it as unhealthy for that moment.
+/// Otherwise a kubelet would show the devices of running pods as unhealthy until the check.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_to_serving_once_the_devices_are_checked() {
     let root = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ async fn a_kubelet_that_restarted_during_the_wait_is_no_reason_to_end_the_attemp
     assert!(problem.contains("no answer within 150ms"), "{problem}");
 }
 
-/// As a restarted kubelet does before it makes its own socket; it would then dial ours for ten seconds.
+/// A restarted kubelet removes our socket before it makes its socket; it would then dial ours for ten seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn serving_to_waiting_when_our_socket_is_removed() {
     let root = tempfile::tempdir().unwrap();
@@ -196,12 +196,12 @@ async fn serving_to_waiting_when_our_socket_is_removed() {
     harness.until("registered", |state| state.registered).await;
 }
 
-/// No kubelet for a day of paused time: retried without limit, at most every half minute, with jitter.
+/// Without a kubelet for a day of paused time, registration is retried without limit, every half minute, with jitter.
 #[tokio::test(start_paused = true)]
 async fn waiting_is_retried_without_end_with_jitter_and_its_time_counts() {
     let directory = tempfile::tempdir().unwrap();
     let mut harness = LifecycleHarness::begin(directory.path(), Deadlines::default());
-    // Nothing but timers is to move the time.
+    // Only timers may advance the time.
     harness.directory_watch.abort();
     let clock = Clock::start();
     let mut tried = vec![];

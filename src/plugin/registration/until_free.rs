@@ -1,5 +1,5 @@
-//! `Waiting` of a lifecycle, where another plugin has the resource or its hardware: what is observed, and when the kubelet is
-//! queried. `waiting` decides.
+//! `Waiting` of a lifecycle, where another plugin has the resource or its hardware: what is observed, and when the
+//! kubelet is queried. `waiting` decides.
 //!
 //! In: the kubelet's answers, the plugin directory. Out: the conflict, in the resource's status and the log.
 
@@ -16,20 +16,20 @@ use crate::plugin::host::sockets;
 use crate::plugin::status::LIST_SHOWN;
 use crate::tasks::changed;
 
-/// Between two queries of the kubelet while a plugin ends.
+/// The pause between two queries of the kubelet while a plugin ends.
 const ENDING_QUERIES: Duration = Duration::from_millis(50);
 /// With `onConflict: waitWhileServed`, how long the kubelet lists no device before we register.
 const UNSERVED: Duration = Duration::from_mins(1);
-/// By then another plugin has registered with a kubelet that has just started.
+/// The time after which another plugin has registered with a kubelet that has just started.
 const KUBELET_START: Duration = Duration::from_secs(2);
-/// Longest wait for the kubelet's first answer on what it can allocate. Some kubelets have none.
+/// The longest wait for the kubelet's first answer on what it can allocate. Some kubelets give none.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 
 impl Lifecycle {
     /// Returns when no other plugin serves the resource or offers its hardware.
     pub(super) async fn until_free(&mut self) {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
-        // No answer is no conflict; an error is the agent ending.
+        // No answer is no conflict; an error means that the agent is ending.
         let _ = tokio::time::timeout(FIRST_ANSWER, self.service.plugin.kubelet.wait_for(known)).await;
         let resource = self.resource();
         let registers_unserved = self.service.config.on_conflict() == OnConflict::WaitWhileServed;
@@ -87,7 +87,8 @@ impl Lifecycle {
         }
     }
 
-    /// At once, then at intervals: arriving pods fail until the resource is registered again. Returns the time to the next query.
+    /// Queries the kubelet at once, then at intervals: new pods fail until the resource is registered again. Returns
+    /// the time to the next query.
     fn query_ending(&self, queried: &mut Option<Monotonic>, now: Monotonic) -> Duration {
         let since = queried.map_or(ENDING_QUERIES, |at| now.since(at));
         if since >= ENDING_QUERIES {
@@ -108,8 +109,8 @@ impl Lifecycle {
         }
     }
 
-    /// The plugin of another resource that offers our hardware, with a remedy. This process keeps its own resources apart, and two
-    /// podmeters in a rolling update do not give out what is held.
+    /// The plugin of another resource that offers our hardware, in words with a remedy. Other resources of this process
+    /// do not count, nor does another podmeter in a rolling update: neither gives out what is held.
     pub(super) fn other_resource(&self, kubelet: &KubeletState) -> Option<String> {
         let sockets = sockets::others(&self.directory);
         let answered = kubelet.allocatable_at?.monotonic;

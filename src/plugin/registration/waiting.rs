@@ -1,7 +1,7 @@
-//! Whether a resource still waits for another plugin. Pure.
+//! Decides whether a resource still waits for another plugin. Pure.
 //!
-//! In: answers of the kubelet, sockets, times. Out: whether the resource is free, or who has it. The kubelet decides: a socket
-//! alone shows no registration, and an answer from before a socket's end shows a plugin that has ended.
+//! In: answers of the kubelet, sockets, times. Out: whether the resource is free, or which plugin has it. The kubelet
+//! decides: a socket alone shows no registration, and an answer from before a socket's end shows an ended plugin.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use super::conflict::{OtherPlugin, other_plugin, unserved};
 use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 use crate::plugin::status::LIST_SHOWN;
 
-/// Longest time in which the kubelet may list devices of a plugin whose socket is gone.
+/// The longest time in which the kubelet may list devices of a plugin whose socket is gone.
 const DROPPED: Duration = Duration::from_secs(10);
 
-/// What is known of the other plugins now.
+/// The present state of the other plugins.
 pub struct Others<'a> {
     pub now: Monotonic,
     pub kubelet: &'a KubeletState,
     /// The sockets in the directory, without the kubelet's.
     pub sockets: &'a BTreeSet<String>,
-    /// Those of them that can matter and accept connections.
+    /// The sockets that can matter and accept connections.
     pub live: &'a [String],
     /// The plugin of another resource with the same hardware, in words with a remedy.
     pub other_resource: Option<String>,
@@ -28,11 +28,11 @@ pub struct Others<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     Free,
-    /// Another plugin has the resource or its hardware: which, with a remedy.
+    /// Another plugin has the resource or its hardware; the text names it, with a remedy.
     Conflict(String),
     /// The kubelet's last answer lists its devices, but the plugin has just ended: query again.
     Ending,
-    /// A plugin listens, of which the kubelet has listed no device for this long: with a remedy.
+    /// A plugin listens, of which the kubelet has listed no device for this long; in words with a remedy.
     Unserved(String, Duration),
 }
 
@@ -96,7 +96,7 @@ mod tests {
     struct WaitingHarness(Waiting);
 
     impl WaitingHarness {
-        /// At a time in milliseconds, with an answer of the kubelet that began then: the devices it lists.
+        /// The result at a time in milliseconds. `answer`: the time of the kubelet's answer, and the listed devices.
         fn at(&mut self, now: u64, answer: Option<(u64, &[&str])>, sockets: &[&str], live: &[&str]) -> &'static str {
             let devices =
                 |ids: &[&str]| [("nvidia.com/gpu".into(), ids.iter().map(|id| (*id).into()).collect())].into();

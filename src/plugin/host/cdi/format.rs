@@ -1,7 +1,8 @@
 //! One CDI specification, by the rules of runtimes: a file that breaks one of them is not loaded at all.
 //!
-//! In: the text of a file. Out: its devices, or the first rule that it breaks. Pure. The rules are those of the Go library that
-//! containerd and CRI-O use (container-device-interface 1.1.0); what it accepts with a warning is accepted.
+//! In: the text of a file. Out: its devices, or the first rule that it breaks. Pure. The rules are those of the Go
+//! library that containerd and CRI-O use (container-device-interface 1.1.0); what it accepts with a warning is
+//! accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,7 @@ const HOOKS: [&str; 6] = ["prestart", "createRuntime", "createContainer", "start
 pub struct Specification {
     pub kind: String,
     pub devices: BTreeMap<String, Edits>,
-    /// Of every container that gets one of the devices.
+    /// The edits of every container that gets one of the devices.
     pub edits: Edits,
 }
 
@@ -54,7 +55,7 @@ pub struct Edits {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DeviceNode {
-    /// In the container.
+    /// The path in the container.
     pub path: String,
     host_path: Option<String>,
     r#type: Option<String>,
@@ -111,7 +112,7 @@ struct IntelRdt {
     enable_monitoring: Option<bool>,
 }
 
-/// JSON is YAML too.
+/// Parses YAML, of which JSON is a subset, and checks every rule.
 pub fn parse(text: &str) -> Result<Specification, String> {
     let file: SpecificationFile = serde_saphyr::from_str(text).map_err(|error| first_line(&error.to_string()))?;
     validate_version(&file)?;
@@ -150,7 +151,7 @@ pub fn kind(text: &str) -> Option<String> {
     serde_saphyr::from_str(text).ok().map(|Kind { kind }| kind)
 }
 
-/// An error's first line: those after it quote the file.
+/// An error's first line: the lines after it quote the file.
 fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
@@ -168,7 +169,7 @@ fn validate_version(file: &SpecificationFile) -> Result<(), String> {
     Ok(())
 }
 
-/// The first version that has every field which the file uses. 0.8.0 and 1.0.0 added none.
+/// The first version that has every field used in the file. 0.8.0 and 1.0.0 added none.
 fn needed_version(file: &SpecificationFile) -> &'static str {
     let devices = || file.devices.iter().flatten();
     let edits = || file.container_edits.iter().chain(devices().filter_map(|device| device.container_edits.as_ref()));
@@ -206,7 +207,7 @@ fn starts_with_letter(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphabetic())
 }
 
-/// Letters, digits and `between`, which are neither first nor last.
+/// Whether `name` has only letters, digits and characters of `between`, which are neither first nor last.
 fn is_name(name: &str, between: &str) -> bool {
     let is_end = |end: Option<char>| end.is_some_and(|end| end.is_ascii_alphanumeric());
     is_end(name.chars().next())
@@ -222,7 +223,7 @@ impl Edits {
     /// What the host must have for a container to start: what is mounted, and the programs of hooks.
     pub fn host_paths(&self) -> impl Iterator<Item = &str> {
         let mounted = self.mounts.iter().flatten().map(|mount| mount.host_path.as_str());
-        // Others are names of file systems, as `tmpfs`.
+        // Other sources are names of file systems, such as `tmpfs`.
         mounted.chain(self.hooks.iter().flatten().map(|hook| hook.path.as_str())).filter(|path| path.starts_with('/'))
     }
 
@@ -270,8 +271,8 @@ impl Edits {
 }
 
 impl DeviceNode {
-    /// The node on the host, with the minor number that the file sets. Runtimes read the numbers of a node from the host
-    /// unless the file has type and major.
+    /// The node's path on the host, and the minor number that the file sets. Runtimes read the numbers of a node from
+    /// the host unless the file has type and major.
     pub fn on_host(&self) -> (&str, Option<i64>) {
         let host_path = self.host_path.as_deref().filter(|path| !path.is_empty());
         let has_numbers = is_given(self.r#type.as_deref()) && self.major.is_some_and(|major| major != 0);

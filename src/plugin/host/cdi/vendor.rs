@@ -1,4 +1,4 @@
-//! Which CDI device of a vendor's specification is one of ours, judged by its device nodes and mounts and not by its name.
+//! Finds our devices in vendors' CDI specifications, by device nodes and mounts and not by name.
 //!
 //! In: the runtime's directories of specifications, the devices that one entry offers, the host's files. Out: the name for
 //! each device that a vendor describes, and why files are not used. Does not use: how answers to the kubelet are made.
@@ -20,8 +20,8 @@ use crate::plugin::host::path_devices::HostRoots;
 use crate::plugin::offer::{Offer, OfferedHardware};
 use crate::words::counted;
 
-/// The kinds of a vendor's specification, the preferred one first: of NVIDIA's toolkit, which keeps its file current; of
-/// NVIDIA's plugin, which leaves its file behind.
+/// The kinds of a vendor's specification, the preferred one first: that of NVIDIA's toolkit, which keeps its file
+/// current, then that of NVIDIA's plugin, which leaves its file behind.
 const VENDOR_KINDS: [&str; 2] = ["nvidia.com/gpu", EARLIER_KIND];
 /// Libraries of the driver that end in its version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
@@ -34,17 +34,17 @@ pub struct Specifications(Vec<VendorFile>);
 struct VendorFile {
     path: PathBuf,
     stamp: FileStamp,
-    /// The one of two directories that is read later wins.
+    /// The number of the directory: of two, the later one takes precedence.
     directory: usize,
     kind: Option<String>,
-    /// `Err`: runtimes do not load it.
+    /// The specification; `Err`: runtimes do not load the file.
     read: Result<Specification, String>,
 }
 
 /// What a vendor's specifications have for the devices of one entry.
 #[derive(Debug, Default)]
 pub struct VendorDevices {
-    /// By UUID, the qualified name of the device.
+    /// The qualified name of each device, by UUID.
     pub names: BTreeMap<String, String>,
     pub unused: UnusedFiles,
 }
@@ -54,12 +54,12 @@ pub type UnusedFiles = BTreeMap<(PathBuf, UnusedReason), Unused>;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unused {
-    /// UUIDs.
+    /// The devices' UUIDs.
     pub devices: BTreeSet<String>,
     pub detail: String,
 }
 
-/// The values of a label.
+/// Why a file is not used: the values of the label `reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub enum UnusedReason {
@@ -77,7 +77,7 @@ pub enum UnusedReason {
     NotDescribed,
 }
 
-/// Sentences for the log and the page.
+/// The unused files as sentences for the log and the page.
 pub fn unused_problems(unused: &UnusedFiles) -> Vec<String> {
     let problem = |((file, _), Unused { devices, detail }): (&(PathBuf, UnusedReason), &Unused)| {
         let devices = counted(devices.len(), "device");
@@ -91,10 +91,10 @@ pub fn unused_problems(unused: &UnusedFiles) -> Vec<String> {
 }
 
 type Refusal = (UnusedReason, String);
-/// The file with a device, or one that keeps runtimes from it.
+/// The file with a device, or the file that prevents runtimes from using it.
 type Resolved<'s> = Result<(&'s VendorFile, &'s Specification), (&'s VendorFile, Refusal)>;
 
-/// What entries are compared with.
+/// The host's files that entries are compared with.
 #[derive(Clone, Copy, Debug)]
 pub struct HostView<'a> {
     pub roots: &'a HostRoots,
@@ -104,7 +104,7 @@ pub struct HostView<'a> {
 }
 
 impl Specifications {
-    /// Reads the directories, and of the files those that are not as they were.
+    /// Reads the directories, and the files that have changed.
     pub fn refresh(&mut self, directories: &[PathBuf]) {
         let before = std::mem::take(&mut self.0);
         for (directory, path) in directories.iter().enumerate().flat_map(|(at, path)| candidates(at, path)) {
@@ -120,12 +120,12 @@ impl Specifications {
         loaded.filter(move |(_, specification)| specification.kind == kind)
     }
 
-    /// The names of a kind that runtimes find in others' files.
+    /// The names of a kind that runtimes find in files that podmeter does not write.
     pub fn described<'s>(&'s self, kind: &'s str) -> BTreeSet<&'s str> {
         self.of_kind(kind).flat_map(|(_, found)| found.devices.keys().map(String::as_str)).collect()
     }
 
-    /// For each device offered, the first of the vendor's that is the same hardware. A lost one needs none.
+    /// Finds for each offered device the first vendor's device that is the same hardware. A lost device needs none.
     pub fn vendor_devices(
         &self,
         nvidia: &NvidiaConfig,
@@ -186,7 +186,7 @@ impl Specifications {
         found
     }
 
-    /// The file in which a runtime finds a device. Of the last directory that has it; a name that two files of one
+    /// The file in which a runtime finds a device: that in the last directory that has it. A name that two files of one
     /// directory have is in none.
     fn resolve<'s>(&'s self, kind: &'s str, name: &str) -> Option<Resolved<'s>> {
         let with_name: Vec<_> = self.of_kind(kind).filter(|(_, found)| found.devices.contains_key(name)).collect();
@@ -213,7 +213,7 @@ impl VendorFile {
     fn may_be_vendors(&self) -> bool {
         match &self.kind {
             Some(kind) => VENDOR_KINDS.contains(&kind.as_str()),
-            // Not readable at all.
+            // The kind is unknown, as the file cannot be read.
             None => ["json", "yaml"].contains(&extension(&self.path)),
         }
     }
@@ -225,7 +225,7 @@ impl HostView<'_> {
         let mounted_version = |path: &str| {
             let name = path.rsplit_once('/')?.1;
             let version = VERSIONED.into_iter().find_map(|library| name.strip_prefix(library))?;
-            // And not `libcuda.so.1`.
+            // A version has a dot: `libcuda.so.1` has none.
             version.contains('.').then(|| version.to_owned())
         };
         for path in edits.host_paths() {
@@ -245,7 +245,7 @@ impl HostView<'_> {
     }
 }
 
-/// Why the entry `name` is not this hardware: its nodes are not. An entry without nodes of a GPU counts by a UUID alone.
+/// Why the entry `name` is other hardware, by its device nodes. An entry without nodes of a GPU counts by a UUID only.
 fn other_hardware(
     edits: [&Edits; 2],
     hardware: &OfferedHardware,
@@ -280,7 +280,7 @@ fn other_hardware(
     })
 }
 
-/// `nvidia3` or `nvidia-cap30` as the name of the class and the number. `None`: no node of one device.
+/// The class and the number of a node such as `nvidia3` or `nvidia-cap30`. `None`: it is no node of one device.
 fn numbered_node(path: &str) -> Option<(&'static str, i64)> {
     let name = path.rsplit_once('/').map_or(path, |(_, name)| name);
     let number = |class: &'static str| {
@@ -294,12 +294,12 @@ fn extension(path: &Path) -> &str {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or_default()
 }
 
-/// Those that may be specifications of others, sorted, with the directory's number.
+/// The files that may be specifications not written by podmeter, sorted, with the directory's number.
 fn candidates(at: usize, directory: &Path) -> Vec<(usize, PathBuf)> {
     let Ok(entries) = fs::read_dir(directory) else { return vec![] };
     let may_be = |file: &PathBuf| {
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        // Hidden files of other names are half written ones.
+        // Hidden files with other extensions are incomplete.
         let is_read = ["json", "yaml"].contains(&extension(file)) || !name.starts_with('.');
         is_read && !written::FILES.contains(&name)
     };

@@ -1,8 +1,9 @@
-//! The specifications that podmeter writes, with device nodes only. They stay when podmeter ends: the kubelet gives the names of its checkpoint
-//! again at each start of a container, whether or not podmeter runs, and a name that no file describes fails every start.
+//! The specifications that podmeter writes, with device nodes only. They stay when podmeter ends: the kubelet gives the
+//! names of its checkpoint again at each start of a container, whether or not podmeter runs, and a name that no file
+//! describes fails every start.
 //!
-//! In: the devices of the node, the names that containers hold, the files as they were. Out: two files, replaced as a whole. Does
-//! not use: the configured strategies.
+//! In: the devices of the node, the names that containers hold, the earlier files. Out: two files, replaced as a whole.
+//! Does not use: the configured strategies.
 
 #[cfg(test)]
 mod tests;
@@ -23,15 +24,15 @@ use crate::plugin::host::driver_files::DriverFiles;
 use crate::plugin::host::path_devices::HostRoots;
 use crate::plugin::offer::OfferedHardware;
 
-/// The oldest version with `hostPath` and with names that begin with a digit, so that old runtimes read it.
+/// The oldest CDI version with `hostPath` and names that begin with a digit, so that old runtimes read the files.
 const VERSION: &str = "0.5.0";
 const LARGEST: u64 = 4 << 20;
-/// The second is of the kind that podmeter used before it had one of its own.
+/// The names of the two files; the second has the kind that podmeter used before `KIND`.
 pub const FILES: [&str; 2] = ["podmeter.device-plugin-gpu.json", "podmeter-k8s.device-plugin.nvidia.com-gpu.json"];
-/// The variable that names a device which no longer exists, as edits must not be empty.
+/// The variable with the name of a device that no longer exists, as edits must not be empty.
 const ABSENT_DEVICE: &str = "PODMETER_ABSENT_DEVICE";
 
-/// The nodes of each device, as containers see them.
+/// The nodes of each device, with their paths in containers.
 type Devices = BTreeMap<String, Vec<String>>;
 
 /// What the files are made from.
@@ -39,7 +40,7 @@ type Devices = BTreeMap<String, Vec<String>>;
 pub struct SpecificationInputs<'a> {
     pub directory: &'a Path,
     pub roots: &'a HostRoots,
-    /// Where the host has the `dev` that holds the nodes.
+    /// The directory of the host whose `dev` has the nodes.
     pub device_root: &'a Path,
     pub control_nodes: &'a [String],
     /// Every device of the node, offered or not.
@@ -48,21 +49,21 @@ pub struct SpecificationInputs<'a> {
     pub held: Option<&'a BTreeSet<String>>,
     /// The names of the earlier kind in others' files: runtimes refuse a name that two files describe.
     pub described: BTreeSet<&'a str>,
-    /// Answers to Allocate give names.
+    /// Whether answers to Allocate give names of these files.
     pub is_used: bool,
 }
 
 /// A GPU or MIG device whose nodes are known.
 #[derive(Debug)]
 pub struct NodeDevice {
-    /// UUID and index.
+    /// The UUID and the index.
     names: [String; 2],
     nodes: Vec<String>,
-    /// False for one that is lost, and may return.
+    /// Whether the device is present; a lost one may return.
     is_present: bool,
 }
 
-/// The devices that the driver lists, and those that it lost. Not those that another kernel driver has.
+/// The devices that the driver lists and those that are lost, without those at another kernel driver.
 pub fn node_devices(inventory: &Inventory, driver_files: &DriverFiles) -> Vec<NodeDevice> {
     let listed = inventory.gpus.values().filter(|gpu| inventory.is_expected(&gpu.uuid));
     let hardware = listed.filter_map(|gpu| gpu.index.map(|index| (gpu, index))).flat_map(|(gpu, index)| {
@@ -76,13 +77,13 @@ pub fn node_devices(inventory: &Inventory, driver_files: &DriverFiles) -> Vec<No
     hardware.filter_map(device).collect()
 }
 
-/// The files as they were read or written last.
+/// The two files as they were read or written last.
 #[derive(Debug, Default)]
 pub struct WrittenSpecifications([WrittenFile; 2]);
 
 #[derive(Debug, Default)]
 struct WrittenFile {
-    /// `None` until the file that was there at the start was read. Of a device that is gone, the nodes that it had.
+    /// The devices in the file, each with the last nodes that it had. `None` until the file of the last start was read.
     devices: Option<Devices>,
     written: Option<String>,
 }
@@ -121,7 +122,7 @@ impl SpecificationInputs<'_> {
         self.held.is_none_or(|held| held.contains(&format!("{kind}={name}")))
     }
 
-    /// The nodes to give now: none where a node is another device's by now.
+    /// The nodes to give now: none where one of them belongs to another device by now.
     fn safe_nodes<'d>(&self, name: &str, nodes: &'d [String]) -> &'d [String] {
         let mut present = self.devices.iter().filter(|device| device.is_present);
         let is_taken = |node: &String| present.any(|device| device.nodes.contains(node));
@@ -129,7 +130,7 @@ impl SpecificationInputs<'_> {
         if !is_own && nodes.iter().any(is_taken) { &[] } else { nodes }
     }
 
-    /// As JSON text.
+    /// The specification as JSON.
     fn text(&self, kind: &str, devices: &Devices) -> String {
         let devices = devices.iter().map(|(name, nodes)| {
             let edits = match self.safe_nodes(name, nodes) {
@@ -153,7 +154,7 @@ impl SpecificationInputs<'_> {
             if host != Path::new(path) {
                 node["hostPath"] = Value::String(host.display().to_string());
             }
-            // Without it a runtime makes the node with a mode of its own.
+            // Without `fileMode` a runtime chooses the mode of the node.
             if let Ok(metadata) = fs::metadata(self.roots.local_path(&host)) {
                 node["fileMode"] = json!(metadata.mode() & 0o777);
             }
@@ -164,7 +165,7 @@ impl SpecificationInputs<'_> {
 }
 
 impl WrittenFile {
-    /// Those of the file that an earlier podmeter left, at first.
+    /// The earlier devices: at first those in the file that an earlier podmeter left.
     fn devices_before(&mut self, path: &Path) -> Devices {
         self.devices.take().unwrap_or_else(|| {
             let text = files::read(path, LARGEST).ok().flatten().and_then(|bytes| String::from_utf8(bytes).ok());
@@ -174,7 +175,7 @@ impl WrittenFile {
         })
     }
 
-    /// Writes the file where its text has changed or it is not there. One that no answer names is only kept up to date.
+    /// Writes the file where its text has changed or it is missing. A file that no answer uses is only kept up to date.
     fn replace(
         &mut self,
         path: PathBuf,
@@ -193,7 +194,7 @@ impl WrittenFile {
         let is_there = fs::symlink_metadata(&path).is_ok();
         let is_held = |name: &str| inputs.held.is_some_and(|held| held.contains(&format!("{kind}={name}")));
         let is_needed = is_there || inputs.is_used || devices.keys().any(|name| is_held(name));
-        // Without CDI strategies the directory need not be mounted.
+        // The directory need not be mounted without CDI strategies.
         if !is_needed || !(inputs.is_used || inputs.directory.is_dir()) {
             return vec![];
         }
@@ -222,7 +223,7 @@ impl WrittenFile {
 
 fn write(path: &Path, text: &str) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
-    // Runtimes without root read it too.
+    // Rootless runtimes read it too.
     files::replace(path, text.as_bytes(), 0o644).map(drop)
 }
 

@@ -15,7 +15,7 @@ fn config(paths: &[&str]) -> PathConfig {
     }
 }
 
-/// A host whose nodes are plain files: making real ones takes privileges.
+/// A host whose nodes are plain files: making device nodes takes privileges.
 fn host(nodes: &[&str]) -> (tempfile::TempDir, HostRoots) {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
@@ -70,7 +70,7 @@ fn links_keep_their_name_and_give_their_target() {
     };
     let expected = [link("usb-a", "/dev/ttyUSB0"), link("usb-b", "/dev/ttyUSB1")];
     assert_eq!(found(&config(&["/dev/serial/by-id/*"]), &roots), expected);
-    // Both names of one node: its own counts.
+    // One node has two names: that of the node counts, not the link's.
     let both = config(&["/dev/serial/by-id/*", "/dev/ttyUSB0"]);
     assert_eq!(found(&both, &roots), [expected[1].clone(), same("ttyUSB0", "/dev/ttyUSB0")]);
 }

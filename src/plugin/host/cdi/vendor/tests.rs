@@ -9,7 +9,7 @@ use crate::plugin::host::MigCapabilities;
 use crate::plugin::offer::offers;
 use crate::plugin::test_data::{gpu, inventory, mig_uuid, nvidia, uuid};
 
-/// `[/etc/cdi, /run/cdi]` of a host; GPU 0 is `/dev/nvidia7` and GPU 1 is `/dev/nvidia6`.
+/// A host with the directories `/etc/cdi` and `/run/cdi`; GPU 0 is `/dev/nvidia7` and GPU 1 is `/dev/nvidia6`.
 struct Host {
     root: tempfile::TempDir,
     specifications: Specifications,
@@ -45,7 +45,7 @@ impl Host {
         self.specifications.vendor_devices(self.config.nvidia().unwrap(), &self.offers, &driver_files, view)
     }
 
-    /// The names, and `file reason: devices` of what is not used.
+    /// Checks the names, and the unused files as `file reason: devices`.
     fn check(&mut self, names: &[&str], unused: &[&str]) {
         let found = self.find();
         assert_eq!(found.names.values().map(String::as_str).collect::<Vec<_>>(), names);
@@ -79,13 +79,13 @@ fn an_index_counts_where_the_device_nodes_are_the_gpus() {
     host.check(&[], &[]);
     host.write("etc/nvidia.yaml", &toolkit(&TWO, ""));
     host.check(&["nvidia.com/gpu=0", "nvidia.com/gpu=1"], &[]);
-    // Made when there was another GPU before GPU 1.
+    // The file was made when there was another GPU before GPU 1.
     host.write("etc/nvidia.yaml", &toolkit(&[TWO[0], ("1", &["nvidia5"])], ""));
     host.check(&["nvidia.com/gpu=0"], &["etc/nvidia.yaml device_nodes: 1"]);
     let problem = unused_problems(&host.find().unused).remove(0);
     assert!(problem.contains("entry `1` has nvidia5, and the device has nvidia6"), "{problem}");
     assert!(problem.contains("etc/nvidia.yaml is not used for 1 device,"), "{problem}");
-    // What every container gets counts too.
+    // Edits of every container count too.
     host.write("etc/nvidia.yaml", &toolkit(&TWO, "deviceNodes: [{path: /dev/nvidia7}]"));
     host.check(&["nvidia.com/gpu=0"], &["etc/nvidia.yaml device_nodes: 1"]);
 }
@@ -116,7 +116,7 @@ fn a_mig_device_counts_by_its_capability_nodes() {
     };
     write(&host, &nodes(&first), &nodes(&second));
     host.check(&["nvidia.com/gpu=0:0", "nvidia.com/gpu=0:2"], &[]);
-    // Of the layout before.
+    // The file has the earlier layout.
     write(&host, &nodes(&second), &nodes(&first)[..1]);
     host.check(&[], &["etc/nvidia.yaml device_nodes: 2"]);
     host.write("etc/nvidia.yaml", &toolkit(&[("0", &["nvidia7"])], ""));
@@ -156,7 +156,7 @@ fn a_file_whose_mounts_are_gone_is_not_used() {
     let mounts = |version: &str| format!("mounts: [{{hostPath: /lib/libcuda.so.{version}, containerPath: /lib/x}}]");
     fs::create_dir(host.root.path().join("lib")).unwrap();
     host.write("lib/libcuda.so.570.86.15", "");
-    // What NVIDIA's plugin left behind, beside the toolkit's current file.
+    // NVIDIA's plugin left this file behind, beside the toolkit's current one.
     host.write("run/k8s.json", &of_kind(EARLIER_KIND, &TWO, &mounts("550.54.14")));
     host.check(&[], &["run/k8s.json missing_path: 1"]);
     host.shows_files = false;

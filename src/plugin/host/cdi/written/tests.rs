@@ -1,4 +1,4 @@
-//! Our specifications over starts of podmeter, changes of the hardware and of what containers hold.
+//! Our specifications across starts of podmeter, changes of the hardware and of what containers hold.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -7,7 +7,7 @@ use crate::domain::model::Gpu;
 use crate::plugin::host::MigCapabilities;
 use crate::plugin::test_data::{gpu, inventory, mig_uuid, uuid};
 
-/// A node whose podmeter starts and ends as the test says.
+/// A node on which the test starts and ends podmeter.
 struct Node {
     root: tempfile::TempDir,
     written: WrittenSpecifications,
@@ -44,7 +44,7 @@ impl Node {
         })
     }
 
-    /// Each device as `name: nodes or variables`, of the file with this number.
+    /// The devices of the file with this number, each as `name: nodes or variables`.
     fn file(&self, number: usize) -> Vec<String> {
         let text = fs::read_to_string(self.root.path().join("cdi").join(FILES[number])).unwrap_or_default();
         if text.is_empty() {
