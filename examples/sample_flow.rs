@@ -1,6 +1,7 @@
 //! What Kubernetes' sample device plugin shows, with this one: `example.com/resource` is registered with two devices,
 //! one pod takes one, a second requests two and does not fit. Real sockets, a simulated kubelet, simulated devices.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{HardwareState, PluginState};
+use podmeter::kubelet::holders::{self, HoldersInputs};
 use podmeter::kubelet::{self, PodSources};
 use podmeter::plugin::host::path_devices::HostRoots;
 use podmeter::plugin::{self, HostPaths, PluginConfig};
@@ -87,14 +89,22 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
         std::future::pending::<()>().await;
         drop((publish_hardware, publish_health));
     });
-    let inputs = plugin::PluginInputs {
+    let (publish, plugin_states) = watch::channel(Arc::default());
+    let inputs = HoldersInputs {
         hardware,
-        health,
         kubelet: kubelet_handle.states.clone(),
+        plugin: plugin_states,
+        may_be_offered: Box::new(|_| false),
+        served: BTreeSet::new(),
+        demand: None,
+    };
+    let inputs = plugin::PluginInputs {
+        holders: holders::start(inputs, clock, tasks),
+        health,
         allocated: kubelet_handle.allocated.clone(),
         refresh_allocatable: kubelet_handle.refresh_allocatable.clone(),
     };
-    Ok(plugin::start(settings, inputs, clock, tasks).states)
+    Ok(plugin::start(settings, inputs, publish, clock, tasks).states)
 }
 
 fn offered(kubelet: &FakeKubelet) -> String {

@@ -1,6 +1,6 @@
 //! The task of device health.
 //!
-//! In: hardware states, XIDs, operators' orders, snapshots (for the holders), faults of an earlier agent. Out: `HealthState`,
+//! In: states of the hardware and its holders, XIDs, operators' orders, faults of an earlier agent. Out: `HealthState`,
 //! the faults to keep, and a line of the log for each transition. What makes a device unhealthy is decided in
 //! `domain::health`.
 
@@ -14,9 +14,9 @@ use crate::clock::Clock;
 use crate::domain::health::{
     Health, HealthConfig, HealthInputs, MarkError, NodeFaults, OperatorOrder, OrderAction, OrderOutcome,
 };
+use crate::domain::holders::HoldersState;
 use crate::domain::model::{
-    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic,
-    Snapshot,
+    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HealthState, HealthTransition, MigUuid, Monotonic,
 };
 use crate::hardware::XidBatches;
 use crate::input;
@@ -30,11 +30,10 @@ const MAX_ORDERS: usize = 16;
 const FIRST_CHECKS: Duration = Duration::from_secs(30);
 
 pub struct HealthTaskInputs {
-    pub hardware: watch::Receiver<Arc<HardwareState>>,
+    /// The hardware, and the pods on a device whose health changes.
+    pub holders: watch::Receiver<Arc<HoldersState>>,
     /// Closed without a driver.
     pub xids: XidBatches,
-    /// To name the pods on a device whose health changes.
-    pub snapshots: watch::Receiver<Arc<Snapshot>>,
     /// Those of an earlier agent.
     pub faults: NodeFaults,
 }
@@ -49,7 +48,7 @@ pub struct HealthHandle {
 
 /// Publishes the health of each device for as long as the task runs.
 pub fn start(config: HealthConfig, inputs: HealthTaskInputs, clock: Clock, tasks: &mut Tasks) -> HealthHandle {
-    let HealthTaskInputs { hardware, xids, snapshots, faults } = inputs;
+    let HealthTaskInputs { holders, xids, faults } = inputs;
     let mut health = Health::new(config);
     health.restore(clock.now(), &faults);
     let (states, states_receiver) = watch::channel(Arc::default());
@@ -61,10 +60,9 @@ pub fn start(config: HealthConfig, inputs: HealthTaskInputs, clock: Clock, tasks
         known: BTreeMap::new(),
         unlogged_since: None,
         clock,
-        hardware,
+        holders,
         xids,
         orders,
-        snapshots,
         states,
         faults,
     };
@@ -81,10 +79,9 @@ struct HealthTask {
     /// Since when `known` differs from the last line about all GPUs.
     unlogged_since: Option<Monotonic>,
     clock: Clock,
-    hardware: watch::Receiver<Arc<HardwareState>>,
+    holders: watch::Receiver<Arc<HoldersState>>,
     xids: XidBatches,
     orders: mpsc::Receiver<OrderRequest>,
-    snapshots: watch::Receiver<Arc<Snapshot>>,
     states: watch::Sender<Arc<HealthState>>,
     faults: watch::Sender<NodeFaults>,
 }
@@ -109,7 +106,7 @@ impl HealthTask {
     async fn run(mut self) {
         let mut events = vec![];
         loop {
-            let hardware = Arc::clone(&self.hardware.borrow_and_update());
+            let hardware = Arc::clone(&self.holders.borrow_and_update().hardware);
             // After the readings: an XID that is sent before them is applied with them, and names the transition.
             while let Ok(batch) = self.xids.try_recv() {
                 events.extend(batch);
@@ -122,7 +119,7 @@ impl HealthTask {
             let deadline = self.health.next_deadline().into_iter().chain(first_checks).min();
             let deadline = deadline.map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
-                () = tasks::changed(&mut self.hardware) => {}
+                () = tasks::changed(&mut self.holders) => {}
                 Some(batch) = self.xids.recv() => events = batch,
                 Some(request) = self.orders.recv() => self.execute(request),
                 () = tokio::time::sleep(deadline.unwrap_or_default()), if deadline.is_some() => {}
@@ -152,14 +149,14 @@ impl HealthTask {
         for note in self.health.drain_notes() {
             tracing::warn!("{note}");
         }
-        let snapshot = Arc::clone(&self.snapshots.borrow());
-        let holders = |transition: &HealthTransition| holders(&snapshot, &transition.gpu, transition.mig.as_ref());
+        let now = Arc::clone(&self.holders.borrow());
+        let holders = |transition: &HealthTransition| holders(&now, &transition.gpu, transition.mig.as_ref());
         self.health.name_holders(self.last_logged, holders);
         let state = self.health.state();
         for transition in state.transitions.iter().filter(|transition| transition.number > self.last_logged) {
             let HealthTransition { gpu, mig, reason, detail, holders, .. } = transition;
             let device = mig.as_ref().map_or(gpu.as_str(), MigUuid::as_str);
-            let pods = pods(holders, &snapshot);
+            let pods = pods(holders, &now);
             let reason = reason.into_str();
             if transition.to_healthy {
                 tracing::info!(device, reason, was = %detail, pods, "healthy");
@@ -168,16 +165,16 @@ impl HealthTask {
             }
         }
         self.last_logged = state.transitions.last().map_or(self.last_logged, |transition| transition.number);
-        self.log_first_checks(&state, &snapshot);
+        self.log_first_checks(&state, &now);
     }
 
-    fn log_first_checks(&mut self, state: &HealthState, snapshot: &Snapshot) {
+    fn log_first_checks(&mut self, state: &HealthState, now: &HoldersState) {
         let (found, is_due) = self.first_checks(state);
         for uuid in found {
             let device = state.gpus[uuid].devices().find(|device| !device.healthy);
             let reason = device.and_then(DeviceHealth::reason).map(<&str>::from);
             let detail = device.and_then(|device| device.ensure_healthy().err());
-            let pods = pods(&holders(snapshot, uuid, None), snapshot);
+            let pods = pods(&holders(now, uuid, None), now);
             tracing::warn!(device = %uuid, reason, detail, pods, "unhealthy at its first check");
         }
         if !is_due {
@@ -219,9 +216,8 @@ impl HealthTask {
 }
 
 /// The containers that hold the device, or a part of it, now.
-fn holders(snapshot: &Snapshot, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<ContainerRef> {
-    let holders: BTreeSet<&ContainerRef> = snapshot.holders(gpu, mig).collect();
-    holders.into_iter().cloned().collect()
+fn holders(now: &HoldersState, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<ContainerRef> {
+    now.holdings.holders(gpu, mig).into_iter().cloned().collect()
 }
 
 /// Readers are notified of a change only.
@@ -234,10 +230,10 @@ fn send_if_changed<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
 }
 
 /// `ns/pod, ns/pod`
-fn pods(holders: &[ContainerRef], snapshot: &Snapshot) -> String {
+fn pods(holders: &[ContainerRef], now: &HoldersState) -> String {
     let pods: BTreeSet<String> = holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
     match pods.is_empty() {
-        true if snapshot.kubelet.allocations.is_some() => "none".to_owned(),
+        true if now.kubelet.allocations.is_some() => "none".to_owned(),
         true => "unknown".to_owned(),
         false => pods.into_iter().collect::<Vec<_>>().join(", "),
     }

@@ -29,6 +29,7 @@ use crate::clock::Clock;
 use crate::domain::model::Snapshot;
 use crate::hardware::{Driver, XidSender};
 use crate::journal::Journal;
+use crate::kubelet::holders::HoldersInputs;
 use crate::kubelet::{self, PodSources};
 use crate::serve::web::{self, BindError, Scrapes, ServerSettings, WatchedConfig, WebState};
 use crate::tasks::{NoThread, TaskError, Tasks};
@@ -47,7 +48,7 @@ pub use crate::serve::web::{GrafanaUrl, Limits as WebLimits, ListenAddress, WebC
 pub use demo::{DemoError, DemoSettings, demo};
 pub use settings::{AgentSettings, LogFormat, Reloadable};
 
-use devices::{DeviceInputs, Devices};
+use devices::Devices;
 use faults_file::FaultsFile;
 use listeners::Bound;
 use publisher::PublisherInputs;
@@ -142,9 +143,6 @@ impl RunningAgent {
         let (mut tasks, web, mut plugin_task) = <(Tasks, Tasks, Tasks)>::default();
         let config = ConfigReloader::new(settings.reloadable.clone(), clock);
         let reloadable = || config.reloadable.subscribe();
-        // The one cycle: a snapshot shows the health, and health names the pods on a device from the last snapshot.
-        let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
-
         let faults_file = settings.faults_beside().map(FaultsFile::read);
         let faults = faults_file.as_ref().map(FaultsFile::faults).unwrap_or_default();
         let pods = kubelet::pods::start(settings.pods_api.clone(), &mut tasks);
@@ -152,35 +150,39 @@ impl RunningAgent {
         let sources = PodSources { directory: pods, processes: processes.states.clone() };
         let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), sources, clock, &mut tasks);
         let served = faults.gpus.values().filter_map(|of_gpu| of_gpu.pci_bus_id.clone()).collect();
-        let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable(), served };
         let (xids, [health_xids, container_xids]) = XidSender::new();
-        let devices = devices::start(driver, settings.devices.clone(), xids, inputs, clock, &mut tasks)?;
-        let inputs = health_task::HealthTaskInputs {
+        let devices = devices::start(driver, settings.devices.clone(), xids, clock)?;
+        let (publish_plugin, plugin_states) = watch::channel(Arc::default());
+        let offered = reloadable();
+        let inputs = HoldersInputs {
             hardware: devices.states.clone(),
-            xids: health_xids,
-            snapshots: snapshots.clone(),
-            faults,
+            kubelet: kubelet.states.clone(),
+            plugin: plugin_states,
+            may_be_offered: Box::new(move |resource| offered.borrow().may_offer_gpus_as(resource)),
+            served,
+            demand: devices.held_demand(),
         };
+        let holders = kubelet::holders::start(inputs, clock, &mut tasks);
+        let inputs = health_task::HealthTaskInputs { holders: holders.clone(), xids: health_xids, faults };
         let health = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
         if let Some(file) = faults_file {
             file.start(health.faults.clone(), &mut tasks);
         }
         let plugin = settings.plugin_settings().map(|settings| {
             let inputs = plugin::PluginInputs {
-                hardware: devices.states.clone(),
+                holders: holders.clone(),
                 health: health.states.clone(),
-                kubelet: kubelet.states.clone(),
                 allocated: kubelet.allocated.clone(),
                 refresh_allocatable: kubelet.refresh_allocatable.clone(),
             };
-            plugin::start(settings, inputs, clock, &mut plugin_task)
+            plugin::start(settings, inputs, publish_plugin, clock, &mut plugin_task)
         });
+        let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
         let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks)?;
         condition_file::start(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
         let scrapes = Scrapes::default();
         let inputs = PublisherInputs {
-            hardware: devices.states.clone(),
-            kubelet: kubelet.states.clone(),
+            holders,
             health: health.states.clone(),
             plugin: plugin.as_ref().map(|plugin| plugin.states.clone()),
             processes: processes.states.clone(),
@@ -188,7 +190,6 @@ impl RunningAgent {
             xids: container_xids,
             reloadable: reloadable(),
             call_durations: devices.call_durations.clone(),
-            demand: devices.demand(),
             dropped_lines,
             config_reload: config.outcome.subscribe(),
             web_config,

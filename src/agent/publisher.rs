@@ -18,12 +18,12 @@ use crate::domain::attribution::{
     wanted_processes,
 };
 use crate::domain::health::HealthConfig;
-use crate::domain::holders::{self, Holdings, Slots};
+use crate::domain::holders::HoldersState;
 use crate::domain::model::{
-    Allocatable, Allocations, ConfigReload, ContainerXid, GpuUuid, HardwareState, HealthState, Inventory, KubeletState,
-    Moment, Overview, PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
+    ConfigReload, ContainerXid, HealthState, Moment, Overview, PluginState, ProcessState, Snapshot, UnixSeconds,
+    XidEvent,
 };
-use crate::hardware::{CallDurations, DemandSender, XidBatches};
+use crate::hardware::{CallDurations, XidBatches};
 use crate::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
 use crate::serve::web::{Scrapes, WatchedConfig};
@@ -39,8 +39,7 @@ const OWNERS_WAIT: Duration = Duration::from_millis(50);
 
 /// What the other modules publish, and where to send requests to them.
 pub struct PublisherInputs {
-    pub hardware: watch::Receiver<Arc<HardwareState>>,
-    pub kubelet: watch::Receiver<Arc<KubeletState>>,
+    pub holders: watch::Receiver<Arc<HoldersState>>,
     pub health: watch::Receiver<Arc<HealthState>>,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
@@ -51,8 +50,6 @@ pub struct PublisherInputs {
     pub reloadable: watch::Receiver<Reloadable>,
     /// How long the driver's calls take, when that is measured.
     pub call_durations: Option<CallDurations>,
-    /// `None` without a driver.
-    pub demand: Option<DemandSender>,
     pub dropped_lines: DroppedLogLines,
     pub config_reload: watch::Receiver<ConfigReload>,
     pub web_config: Option<WatchedConfig>,
@@ -76,7 +73,6 @@ pub fn start(
         clock,
         ledger: Ledger::new(READINGS_LATE.max(settings.devices.sample_interval * 3)),
         budget: SeriesBudget::default(),
-        cache: JoinCache::default(),
         xids: ContainerXids::default(),
         new_xids: vec![],
     };
@@ -105,23 +101,9 @@ struct Publisher {
     clock: Clock,
     ledger: Ledger,
     budget: SeriesBudget,
-    cache: JoinCache,
     xids: ContainerXids,
     /// Since the last snapshot.
     new_xids: Vec<ClassedXid>,
-}
-
-/// The join and its inputs: it is computed again when one of the inputs changes.
-#[derive(Default)]
-struct JoinCache {
-    slots: Slots,
-    allocations: Arc<Allocations>,
-    allocatable: Arc<Allocatable>,
-    inventory: Arc<Inventory>,
-    settled: bool,
-    holdings: Holdings,
-    /// GPUs whose holdings have changed since that was last sent.
-    changed: BTreeSet<GpuUuid>,
 }
 
 impl Publisher {
@@ -138,10 +120,9 @@ impl Publisher {
 
     /// Returns when the next snapshot is due.
     async fn wait_until_due(&mut self) {
-        let PublisherInputs { hardware, kubelet, health, plugin, xids, reloadable, .. } = &mut self.inputs;
+        let PublisherInputs { holders, health, plugin, xids, reloadable, .. } = &mut self.inputs;
         tokio::select! {
-            () = tasks::changed(hardware) => {}
-            () = tasks::changed(kubelet) => {}
+            () = tasks::changed(holders) => {}
             () = tasks::changed(health) => {}
             () = changed(plugin) => {}
             Some(batch) = xids.recv() => {
@@ -156,8 +137,8 @@ impl Publisher {
     /// The use of new processes is divided once their owners are known; a process whose owner is not known in time
     /// waits for the next snapshot.
     async fn request_owners(&mut self) {
-        let PublisherInputs { hardware, processes, wanted: requested, .. } = &mut self.inputs;
-        let wanted = wanted_processes(&hardware.borrow());
+        let PublisherInputs { holders, processes, wanted: requested, .. } = &mut self.inputs;
+        let wanted = wanted_processes(&holders.borrow().hardware);
         if are_scanned(&wanted, &processes.borrow()) && **requested.borrow() == wanted {
             return;
         }
@@ -169,21 +150,14 @@ impl Publisher {
 
     fn snapshot(&mut self, sequence: u64, started: UnixSeconds) -> Snapshot {
         let (inputs, now) = (&mut self.inputs, self.clock.now());
-        let hardware = Arc::clone(&inputs.hardware.borrow_and_update());
-        let kubelet = Arc::clone(&inputs.kubelet.borrow_and_update());
+        let holders = Arc::clone(&inputs.holders.borrow_and_update());
         let health = Arc::clone(&inputs.health.borrow_and_update());
         let plugin = inputs.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let processes = Arc::clone(&inputs.processes.borrow_and_update());
         let settings = inputs.reloadable.borrow_and_update().clone();
-        self.cache.update(&hardware, &kubelet, plugin.as_deref());
-        if let Some(demand) = self.inputs.demand.as_ref().filter(|_| !self.cache.changed.is_empty()) {
-            let held = self.cache.holdings.by_key.keys().map(|key| key.gpu.clone()).collect();
-            if demand.held(held, self.cache.changed.clone()) {
-                self.cache.changed.clear();
-            }
-        }
-        let (statement, container_xids) = self.account(now, &hardware, &processes, plugin.as_deref(), &settings);
-        let (inputs, holdings) = (&self.inputs, &self.cache.holdings);
+        let (statement, container_xids) = self.account(now, &holders, &processes, plugin.as_deref(), &settings);
+        let HoldersState { hardware, kubelet, holdings } = (*holders).clone();
+        let inputs = &self.inputs;
         let snapshot = Snapshot {
             sequence,
             at: now,
@@ -213,19 +187,19 @@ impl Publisher {
             processes: Some(processes),
             overview: Overview::default(),
         };
-        Snapshot { overview: Overview::summarize(&snapshot, &self.cache.slots.shared_counts()), ..snapshot }
+        Snapshot { overview: Overview::summarize(&snapshot, &holdings.slots), ..snapshot }
     }
 
     /// Divides the interval since the last snapshot among the holders, and its XIDs.
     fn account(
         &mut self,
         now: Moment,
-        hardware: &HardwareState,
+        HoldersState { hardware, holdings, .. }: &HoldersState,
         processes: &ProcessState,
         plugin: Option<&PluginState>,
         settings: &Reloadable,
     ) -> (LedgerOutput, Vec<ContainerXid>) {
-        let (holdings, scrapes) = (&self.cache.holdings, self.inputs.scrapes.count());
+        let scrapes = self.inputs.scrapes.count();
         let mut statement = self.ledger.advance(&Observation {
             now,
             holdings,
@@ -254,32 +228,5 @@ async fn changed<T>(state: &mut Option<watch::Receiver<T>>) {
     match state {
         Some(state) => tasks::changed(state).await,
         None => std::future::pending().await,
-    }
-}
-
-impl JoinCache {
-    fn update(&mut self, hardware: &HardwareState, kubelet: &KubeletState, plugin: Option<&PluginState>) {
-        let allocations = kubelet.allocations.clone().unwrap_or_default();
-        let allocatable = kubelet.allocatable.clone().unwrap_or_default();
-        let resources = plugin.into_iter().flat_map(|plugin| &plugin.resources);
-        let by_mps = resources.filter(|(_, served)| served.mps && (served.registered || served.conflict.is_none()));
-        let mps_changed = self.slots.set_mps(by_mps.map(|(resource, _)| resource.clone()).collect());
-        let same = !mps_changed
-            && Arc::ptr_eq(&self.allocations, &allocations)
-            && Arc::ptr_eq(&self.allocatable, &allocatable)
-            && Arc::ptr_eq(&self.inventory, &hardware.inventory)
-            && self.settled == kubelet.settled;
-        if !same {
-            self.slots.update_counts(&allocations, &allocatable, &hardware.inventory, kubelet.settled);
-            let holdings = holders::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
-            let before = std::mem::replace(&mut self.holdings, holdings);
-            let differs = |one: &Holdings, other: &Holdings| {
-                let differing = one.by_key.iter().filter(|(key, holding)| other.by_key.get(key) != Some(holding));
-                differing.map(|(key, _)| key.gpu.clone()).collect::<BTreeSet<_>>()
-            };
-            self.changed.extend(&differs(&before, &self.holdings) | &differs(&self.holdings, &before));
-            (self.allocations, self.allocatable, self.settled) = (allocations, allocatable, kubelet.settled);
-            self.inventory = Arc::clone(&hardware.inventory);
-        }
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::domain::health::HealthConfig;
-use crate::domain::model::HardwareSource;
+use crate::domain::model::{HardwareSource, ResourceName};
 use crate::hardware::HardwareSettings;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{SimulatedDriver, SimulatedProfile};
@@ -84,6 +84,14 @@ pub struct Reloadable {
     pub files: Vec<ReadFile>,
     /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
     pub device_plugin: Option<plugin::PluginPlan>,
+}
+
+impl Reloadable {
+    /// Whether the bundled plugin may offer GPUs as this resource.
+    pub(super) fn may_offer_gpus_as(&self, resource: &ResourceName) -> bool {
+        let mut entries = self.device_plugin.iter().flat_map(plugin::PluginPlan::all_entries);
+        entries.any(|entry| entry.may_offer_gpus_as(resource))
+    }
 }
 
 impl AgentSettings {

@@ -1,8 +1,8 @@
 //! The kubelet's allocations and pods.
 //!
-//! In: the PodResources socket, the device checkpoint, file events beside both, the files of DRA drivers, and the socket of
-//! the Pods API. Out: `KubeletState` and `PodDirectory`, published on watch channels. Does not use: drivers, metrics.
-//! Protobuf types end here.
+//! In: the PodResources socket, the device checkpoint, file events beside both, the files of DRA drivers, the socket of the Pods
+//! API, and the state of the hardware. Out: `HoldersState`, `KubeletState` and `PodDirectory`, published on watch channels. Does
+//! not use: drivers, metrics. Protobuf types end here.
 
 mod accepted;
 #[doc(hidden)] // for the fuzz targets
@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod claim_files;
 mod client;
 pub mod convert;
+pub mod holders;
 pub mod pods;
 mod schedule;
 mod settle;

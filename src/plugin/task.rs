@@ -3,6 +3,7 @@
 //! In: the configuration, the inventory, device health, the kubelet's state, host scans. Out: a lifecycle for each
 //! resource, and problems. Does not use: gRPC.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use super::host::{HostPaths, HostScans, ScanResult, sockets};
 use super::inputs::PluginInputs;
 use super::served_resource::ServedResources;
 use crate::clock::Clock;
-use crate::domain::holders::HeldHardware;
+use crate::domain::holders::{HeldHardware, HoldersState};
 use crate::domain::model::{
-    AppliedProfile, DeviceReadings, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState,
-    Monotonic, MpsDaemons, PluginState,
+    AppliedProfile, DeviceReadings, GpuUuid, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic,
+    MpsDaemons, PluginState,
 };
 use crate::domain::preference::GpuDrawbacks;
 use crate::tasks::{Tasks, changed};
@@ -54,9 +55,15 @@ impl PluginHandle {
 
 /// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. It ends early where the
 /// directory was removed, an input has ended, or after a panic.
-pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks: &mut Tasks) -> PluginHandle {
+pub fn start(
+    settings: PluginSettings,
+    inputs: PluginInputs,
+    publish: watch::Sender<Arc<PluginState>>,
+    clock: Clock,
+    tasks: &mut Tasks,
+) -> PluginHandle {
     let (plan, plans) = watch::channel(settings.plan.clone());
-    let (publish, states) = watch::channel(Arc::default());
+    let states = publish.subscribe();
     let (publish_directory_changes, directory_changes) = watch::channel(0);
     let host_scans = HostScans::new(settings.host_paths, settings.directory.clone());
     let served = ServedResources {
@@ -126,30 +133,29 @@ impl PluginTask {
     async fn serve(&mut self, mut plans: watch::Receiver<PluginPlan>, mut stop: watch::Receiver<bool>) {
         let mut inputs = self.inputs.clone();
         loop {
-            let hardware = Arc::clone(&inputs.hardware.borrow_and_update());
+            let holders = Arc::clone(&inputs.holders.borrow_and_update());
+            let HoldersState { hardware, kubelet, .. } = &*holders;
             let health = Arc::clone(&inputs.health.borrow_and_update());
-            let kubelet = Arc::clone(&inputs.kubelet.borrow_and_update());
             let now = self.clock.now().monotonic;
-            self.apply_plan(&hardware);
+            self.apply_plan(hardware);
             let needs_polling = self.entries.values().any(ConfiguredEntry::depends_on_host);
             let request = self.entries.iter().map(|(number, entry)| (*number, Arc::clone(&entry.config))).collect();
             self.host_scans.begin(request, &hardware.inventory, needs_polling, now);
-            self.update(&hardware, &health, &kubelet, now);
+            self.update(&holders, &health, now);
             let driver_is_known = hardware.source == HardwareSource::None
                 || hardware.inventory.generation > 0
                 || hardware.problem.is_some();
-            let holders_known_in = self.until_holders_known(&kubelet, now);
+            let holders_known_in = self.until_holders_known(kubelet, now);
             let may_begin =
-                holders_known_in.is_zero() && self.entries.values().all(|entry| entry.may_begin(&hardware, now));
+                holders_known_in.is_zero() && self.entries.values().all(|entry| entry.may_begin(hardware, now));
             // Readiness uses this.
             if driver_is_known && may_begin && !self.publish.borrow().resources_complete {
                 self.publish.send_modify(|state| Arc::make_mut(state).resources_complete = true);
             }
             let scan_in = self.host_scans.next_check(needs_polling, now);
             tokio::select! {
-                changed = inputs.hardware.changed() => if changed.is_err() { return },
+                changed = inputs.holders.changed() => if changed.is_err() { return },
                 changed = inputs.health.changed() => if changed.is_err() { return },
-                changed = inputs.kubelet.changed() => if changed.is_err() { return },
                 () = changed(&mut plans) => (self.plan, self.candidates) = (plans.borrow_and_update().clone(), None),
                 results = self.host_scans.done() => self.apply_scan(results.expect("a scan does not panic")),
                 () = tokio::time::sleep(scan_in.unwrap_or_default()), if scan_in.is_some() => {}
@@ -216,10 +222,11 @@ impl PluginTask {
     }
 
     /// Updates the offers, ends lifecycles that must restart, and starts those that are missing.
-    fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
+    fn update(&mut self, holders: &HoldersState, health: &HealthState, now: Monotonic) {
+        let HoldersState { hardware, kubelet, .. } = holders;
         let mut problems = BTreeSet::from_iter(self.host_scans.problem(now));
         let mut mps_daemons = MpsDaemons::new();
-        let held = self.held(kubelet, &hardware.inventory);
+        let held = self.held(holders);
         let holders_known = self.until_holders_known(kubelet, now).is_zero();
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, &held, now);
@@ -277,10 +284,12 @@ impl PluginTask {
 
     /// The hardware that containers hold; until the first settled answer, as the kubelet may have just started, also
     /// that of the devices in its checkpoint.
-    fn held(&mut self, kubelet: &KubeletState, inventory: &Inventory) -> HeldHardware {
+    fn held<'a>(&mut self, HoldersState { hardware, kubelet, holdings }: &'a HoldersState) -> Cow<'a, HeldHardware> {
         self.has_settled |= kubelet.settled;
-        let held = HeldHardware::new(kubelet.holding_containers(), inventory);
-        if self.has_settled { held } else { held.with_checkpoint(&kubelet.held_in_checkpoint, inventory) }
+        if self.has_settled {
+            return Cow::Borrowed(&holdings.held);
+        }
+        Cow::Owned(holdings.held.clone().with_checkpoint(&kubelet.held_in_checkpoint, &hardware.inventory))
     }
 
     fn publish_avoided(&self, hardware: &HardwareState, held: Option<&HeldHardware>) {

@@ -74,9 +74,8 @@ pub fn resources<const N: usize>(expected: [(&str, Vec<String>); N]) -> BTreeMap
 /// Inputs of other modules that never report anything.
 pub fn plugin_inputs() -> PluginInputs {
     PluginInputs {
-        hardware: watch::channel(Arc::default()).1,
+        holders: watch::channel(Arc::default()).1,
         health: watch::channel(Arc::default()).1,
-        kubelet: watch::channel(Arc::default()).1,
         allocated: Arc::default(),
         refresh_allocatable: Arc::default(),
     }

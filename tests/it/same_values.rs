@@ -224,7 +224,7 @@ impl Scene {
             unattributed: output.unattributed,
             ..Snapshot::default()
         };
-        let snapshot = Snapshot { overview: Overview::summarize(&snapshot, &slots.shared_counts()), ..snapshot };
+        let snapshot = Snapshot { overview: Overview::summarize(&snapshot, &holdings.slots), ..snapshot };
         self.tracker.observe(&snapshot);
         let records = self.tracker.to_write();
         self.tracker.written(&records);

@@ -1,6 +1,7 @@
 //! The device plugin and the kubelet client as the agent runs them, over the directories of one fake kubelet and an
 //! inventory that the test changes.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use podmeter::domain::model::{
     PluginState,
 };
 use podmeter::kubelet::PodSources;
+use podmeter::kubelet::holders::{self, HoldersInputs};
 use podmeter::plugin::host::path_devices::HostRoots;
 use podmeter::plugin::{self, EntryConfig, HostPaths, PluginConfig};
 use podmeter::tasks::{TaskError, Tasks};
@@ -113,15 +115,23 @@ impl PluginHarness {
                 shows_files: true,
             },
         };
-        let inputs = plugin::PluginInputs {
-            health: health_of(readings.clone()),
-            hardware: readings,
+        let (publish, states) = watch::channel(Arc::default());
+        let inputs = HoldersInputs {
+            hardware: readings.clone(),
             kubelet: kubelet.states.clone(),
+            plugin: states,
+            may_be_offered: Box::new(|_| false),
+            served: BTreeSet::new(),
+            demand: None,
+        };
+        let inputs = plugin::PluginInputs {
+            health: health_of(readings),
+            holders: holders::start(inputs, clock, &mut kubelet_tasks),
             allocated: kubelet.allocated.clone(),
             refresh_allocatable: kubelet.refresh_allocatable.clone(),
         };
         let mut plugin_tasks = Tasks::default();
-        let plugin = plugin::start(settings, inputs, clock, &mut plugin_tasks);
+        let plugin = plugin::start(settings, inputs, publish, clock, &mut plugin_tasks);
         let (state, kubelet) = (plugin.states.clone(), kubelet.states.clone());
         Self { hardware, plugin, state, kubelet, plugin_tasks, _kubelet_tasks: kubelet_tasks }
     }

@@ -1,33 +1,31 @@
 use super::*;
+use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
-    Account, DeviceHealth, DeviceReadings, Gpu, HardwareSource, HealthCause, Inventory, Moment, SharingForm, Slow,
-    Stamped, UnhealthyReason, UnixSeconds, XidCounts, XidEvent,
+    DeviceHealth, DeviceReadings, Gpu, HardwareSource, HardwareState, HealthCause, Inventory, Moment, SharingForm,
+    Slow, Stamped, UnhealthyReason, XidCounts, XidEvent,
 };
 
 const GPU: &str = "GPU-1";
 
 struct Harness {
     clock: Clock,
-    hardware: watch::Sender<Arc<HardwareState>>,
+    holders: watch::Sender<Arc<HoldersState>>,
     events: mpsc::Sender<Vec<XidEvent>>,
     order: AdminCommand<OperatorOrder, OrderOutcome>,
     states: watch::Receiver<Arc<HealthState>>,
-    _snapshot: watch::Sender<Arc<Snapshot>>,
     _tasks: Tasks,
 }
 
 impl Harness {
     fn start() -> Self {
         let clock = Clock::start();
-        let (hardware, hardware_states) = watch::channel(Arc::new(HardwareState::default()));
+        let (holders, states_of_holders) = watch::channel(Arc::new(held(HardwareState::default())));
         let (events, receiver) = mpsc::channel(64);
-        let (snapshot, snapshots) = watch::channel(Arc::new(held()));
         let config = HealthConfig { hold_down: Duration::from_secs(60), ..HealthConfig::default() };
-        let inputs =
-            HealthTaskInputs { hardware: hardware_states, xids: receiver, snapshots, faults: NodeFaults::default() };
+        let inputs = HealthTaskInputs { holders: states_of_holders, xids: receiver, faults: NodeFaults::default() };
         let mut tasks = Tasks::default();
         let HealthHandle { states, order, .. } = start(config, inputs, clock, &mut tasks);
-        Self { clock, hardware, events, order, states, _snapshot: snapshot, _tasks: tasks }
+        Self { clock, holders, events, order, states, _tasks: tasks }
     }
 
     /// Publishes readings of the one GPU.
@@ -36,13 +34,13 @@ impl Harness {
         let value = Slow { recovery_action: Some(recovery_action), ..Slow::default() };
         let slow = Some(Stamped { at: self.clock.now().monotonic, value });
         let readings = DeviceReadings { slow, ..DeviceReadings::default() };
-        self.hardware.send_replace(Arc::new(HardwareState {
+        self.holders.send_replace(Arc::new(held(HardwareState {
             source: HardwareSource::Nvml,
             driver_loads,
             inventory: Arc::new(Inventory { generation: 1, gpus: [(GPU.into(), gpu)].into(), ..Inventory::default() }),
             readings: [(GPU.into(), Arc::new(readings))].into(),
             ..HardwareState::default()
-        }));
+        })));
     }
 
     async fn until(&mut self, healthy: bool) -> Arc<HealthState> {
@@ -53,13 +51,12 @@ impl Harness {
     }
 }
 
-/// A pod that holds the GPU.
-fn held() -> Snapshot {
-    let account = Account {
-        holding: Some(crate::test_data::holding(GPU, SharingForm::Exclusive, 1.0)),
-        ..Account::new(ContainerRef::new("team", "train", "main"), GPU.into(), None, UnixSeconds(0.0))
-    };
-    Snapshot { accounts: vec![account], ..Snapshot::default() }
+/// A pod holds the GPU.
+fn held(hardware: HardwareState) -> HoldersState {
+    let key = HoldingKey { container: ContainerRef::new("team", "train", "main"), gpu: GPU.into(), mig: None };
+    let by_key = [(key, crate::test_data::holding(GPU, SharingForm::Exclusive, 1.0))].into();
+    let holdings = Arc::new(Holdings { by_key, ..Holdings::default() });
+    HoldersState { hardware: Arc::new(hardware), holdings, ..HoldersState::default() }
 }
 
 fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
@@ -69,10 +66,10 @@ fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
 #[test]
 fn pods_are_none_only_after_the_kubelet_has_answered() {
     let holders = [ContainerRef::new("team", "train", "main"), ContainerRef::new("team", "train", "side")];
-    let mut snapshot = Snapshot::default();
-    assert_eq!((pods(&holders, &snapshot), pods(&[], &snapshot)), ("team/train".to_owned(), "unknown".to_owned()));
-    Arc::make_mut(&mut snapshot.kubelet).allocations = Some(Arc::default());
-    assert_eq!(pods(&[], &snapshot), "none");
+    let mut now = HoldersState::default();
+    assert_eq!((pods(&holders, &now), pods(&[], &now)), ("team/train".to_owned(), "unknown".to_owned()));
+    Arc::make_mut(&mut now.kubelet).allocations = Some(Arc::default());
+    assert_eq!(pods(&[], &now), "none");
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,10 +143,9 @@ async fn a_gpu_whose_health_stays_unknown_keeps_no_other_out_of_the_log() {
         known: BTreeMap::new(),
         unlogged_since: None,
         clock: Clock::start(),
-        hardware: watch::channel(Arc::default()).1,
+        holders: watch::channel(Arc::default()).1,
         xids: mpsc::channel(1).1,
         orders: mpsc::channel(1).1,
-        snapshots: watch::channel(Arc::default()).1,
         states: watch::channel(Arc::default()).0,
         faults: watch::channel(NodeFaults::default()).0,
     };

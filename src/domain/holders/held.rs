@@ -51,6 +51,11 @@ impl fmt::Display for HeldName {
 impl HeldHardware {
     pub fn new<'a>(containers: impl IntoIterator<Item = &'a Container>, inventory: &Inventory) -> Self {
         let mut held = Self::default();
+        held.add(containers, inventory);
+        held
+    }
+
+    pub fn add<'a>(&mut self, containers: impl IntoIterator<Item = &'a Container>, inventory: &Inventory) {
         for container in containers {
             let devices = container.devices.iter().flat_map(|HeldDevice { resource, id, .. }| {
                 let (_, devices) = resolve_device(resource, id, inventory);
@@ -65,13 +70,12 @@ impl HeldHardware {
             });
             for (device, name) in devices.chain(claims) {
                 if let HeldName::Device(resource, id) = &name {
-                    held.ids.insert((resource.clone(), id.clone()));
+                    self.ids.insert((resource.clone(), id.clone()));
                 }
                 let part = HeldPart { device, pod: Some(container.reference.pod_ref()), name };
-                held.parts.entry(part.device.gpu.clone()).or_default().push(part);
+                self.parts.entry(part.device.gpu.clone()).or_default().push(part);
             }
         }
-        held
     }
 
     /// With the IDs of the kubelet's checkpoint, of which no pod is known.

@@ -31,6 +31,22 @@ pub struct Holdings {
     pub drift: Vec<InventoryDrift>,
     /// Of each resource the allocatable devices whose hardware is held under another name.
     pub unavailable: BTreeMap<ResourceName, usize>,
+    /// The hardware that is held, also by pods that the kubelet may still reject.
+    pub held: HeldHardware,
+    pub slots: SlotCounts,
+}
+
+impl Holdings {
+    /// The containers that hold the device, or a part of it; without `mig` the whole GPU.
+    pub fn holders<'a>(&'a self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> BTreeSet<&'a ContainerRef> {
+        let of_device = |key: &&HoldingKey| key.gpu == *gpu && (mig.is_none() || key.mig.as_ref() == mig);
+        self.by_key.keys().filter(of_device).map(|key| &key.container).collect()
+    }
+
+    /// The GPUs with a holding that `other` does not have.
+    pub fn differing_gpus<'a>(&'a self, other: &Self) -> impl Iterator<Item = &'a GpuUuid> {
+        self.by_key.iter().filter(|(key, holding)| other.by_key.get(key) != Some(holding)).map(|(key, _)| &key.gpu)
+    }
 }
 
 /// By which device IDs and claims one container holds one device.
@@ -72,12 +88,15 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
     let holdings = resolved.holdings(slots, inventory);
     let unresolved =
         |((resource, form), ids): (_, BTreeSet<_>)| UnresolvedDevices { resource, form, devices: ids.len() };
+    let held = HeldHardware::new(allocations.containers(), inventory);
     Holdings {
         by_key: within_each_gpu(holdings),
         unresolved: resolved.unresolved.into_iter().map(unresolved).collect(),
         claims: resolved.claims.into_values().collect(),
         drift: drift(allocations, allocatable, inventory),
-        unavailable: HeldHardware::new(allocations.containers(), inventory).unavailable(allocatable, inventory),
+        unavailable: held.unavailable(allocatable, inventory),
+        held,
+        slots: slots.shared_counts(),
     }
 }
 
@@ -269,7 +288,12 @@ impl Slots {
         }
     }
 
-    pub fn shared_counts(&self) -> SlotCounts {
+    /// The resources whose slots are shared through MPS.
+    pub const fn by_mps(&self) -> &BTreeSet<ResourceName> {
+        &self.mps
+    }
+
+    fn shared_counts(&self) -> SlotCounts {
         let shared = self.shared.iter().filter_map(|device| Some((device, *self.counts.get(device)?)));
         shared.map(|(device, count)| ((device.gpu.clone(), device.mig.clone()), count)).collect()
     }

@@ -31,3 +31,16 @@ pub use join::{HoldingKey, Holdings, Slots, join};
 pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
 pub use unconfirmed::Unconfirmed;
 pub use unlisted::{UnlistedGpus, expected_on_bus};
+
+use std::sync::Arc;
+
+use crate::domain::model::{HardwareState, KubeletState};
+
+/// The hardware and the kubelet's answers, both of one time, and their join.
+#[derive(Clone, Debug, Default)]
+pub struct HoldersState {
+    /// With the GPUs that the driver does not list.
+    pub hardware: Arc<HardwareState>,
+    pub kubelet: Arc<KubeletState>,
+    pub holdings: Arc<Holdings>,
+}

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::domain::holders::HeldHardware;
-use crate::domain::model::{DeviceId, DeviceReadings, GpuUuid, HardwareState, KubeletState};
+use crate::domain::holders::HoldersState;
+use crate::domain::model::{DeviceId, DeviceReadings, GpuUuid};
 use crate::domain::preference::{
     FallbackReason, FreeDevice, GpuDrawbacks, PreferenceRequest, PreferredDevices, Topology, choose_gpus, choose_slots,
 };
@@ -17,8 +17,7 @@ pub fn preferred_allocation(
     nvidia: &NvidiaConfig,
     offer: &Offer,
     topology: &Topology,
-    hardware: &HardwareState,
-    kubelet: &KubeletState,
+    holders: &HoldersState,
     container: &ContainerPreferredAllocationRequest,
 ) -> PreferredDevices {
     let gpus: BTreeMap<&DeviceId, &GpuUuid> =
@@ -37,12 +36,11 @@ pub fn preferred_allocation(
     let usable: Vec<FreeDevice> = available.iter().filter(usable).cloned().collect();
     let available = if usable.len() >= size { usable } else { available };
     let request = PreferenceRequest { available, must_include, size };
-    let held =
-        kubelet.allocations.is_some().then(|| HeldHardware::new(kubelet.holding_containers(), &hardware.inventory));
+    let held = holders.kubelet.allocations.is_some().then_some(&holders.holdings.held);
     let drawbacks = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
-        (gpu.clone(), GpuDrawbacks::new(gpu, readings, held.as_ref(), nvidia.shares_through_mps()))
+        (gpu.clone(), GpuDrawbacks::new(gpu, readings, held, nvidia.shares_through_mps()))
     };
-    let drawbacks = hardware.readings.iter().map(drawbacks).collect();
+    let drawbacks = holders.hardware.readings.iter().map(drawbacks).collect();
     let mut offered: BTreeMap<GpuUuid, usize> = BTreeMap::new();
     for gpu in offer.devices.iter().filter(|device| !device.is_absent()).filter_map(|device| device.hardware.gpu()) {
         *offered.entry(gpu.clone()).or_default() += 1;
@@ -61,9 +59,10 @@ pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::holders::{HeldHardware, Holdings};
     use crate::domain::model::{
-        Allocations, ContainerRef, DeviceProcess, Fast, Inventory, Medium, Monotonic, PluginUnhealthyReason, Stamped,
-        UnhealthyReason,
+        Allocations, ContainerRef, DeviceProcess, Fast, HardwareState, Inventory, KubeletState, Medium, Monotonic,
+        PluginUnhealthyReason, Stamped, UnhealthyReason,
     };
     use crate::domain::preference::GpuLocation;
     use crate::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
@@ -100,9 +99,15 @@ mod tests {
     ) -> Vec<String> {
         let location = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), GpuLocation { index: gpu, numa_node: None });
         let topology = Topology::new((0..3).map(location).collect());
-        let kubelet = KubeletState::default();
-        let choice = preferred_allocation(&NvidiaConfig::default(), offer, &topology, hardware, &kubelet, request);
+        let holders = holders(hardware, KubeletState::default());
+        let choice = preferred_allocation(&NvidiaConfig::default(), offer, &topology, &holders, request);
         choice.ids.iter().map(ToString::to_string).collect()
+    }
+
+    fn holders(hardware: &HardwareState, kubelet: KubeletState) -> HoldersState {
+        let held = HeldHardware::new(kubelet.holding_containers(), &hardware.inventory);
+        let holdings = Arc::new(Holdings { held, ..Holdings::default() });
+        HoldersState { hardware: Arc::new(hardware.clone()), kubelet: Arc::new(kubelet), holdings }
     }
 
     #[test]
@@ -155,7 +160,7 @@ mod tests {
         let first = |allocations: Option<Allocations>| {
             let (nvidia, request) = (NvidiaConfig::default(), request(&offer, 1));
             let kubelet = KubeletState { allocations: allocations.map(Arc::new), ..KubeletState::default() };
-            let choice = preferred_allocation(&nvidia, &offer, &topology, &hardware, &kubelet, &request);
+            let choice = preferred_allocation(&nvidia, &offer, &topology, &holders(&hardware, kubelet), &request);
             choice.ids[0].to_string()
         };
         assert_eq!(first(Some(allocations(&[]))), uuids[1].as_str(), "the first is in use without a holder");
@@ -187,9 +192,8 @@ mod tests {
                 let device = OfferedDevice::new(id, OfferedHardware::Missing("GPU-3".into()));
                 merged.devices.push(OfferedDevice { health, ..device });
             }
-            let (nvidia, hardware, kubelet) =
-                (NvidiaConfig::default(), HardwareState::default(), KubeletState::default());
-            let choice = preferred_allocation(&nvidia, &merged, &topology, &hardware, &kubelet, &request(&whole, 2));
+            let (nvidia, holders) = (NvidiaConfig::default(), HoldersState::default());
+            let choice = preferred_allocation(&nvidia, &merged, &topology, &holders, &request(&whole, 2));
             assert_eq!(choice.ids, ["GPU-0".into(), "GPU-2".into()], "{reason:?}");
         }
     }

@@ -52,9 +52,8 @@ impl ServiceInputs {
     fn preferred_allocation(&self, request: &ContainerPreferredAllocationRequest) -> PreferredDevices {
         let Some(nvidia) = self.config.nvidia() else { return PreferredDevices::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
-        let hardware = Arc::clone(&self.plugin.hardware.borrow());
-        let kubelet = Arc::clone(&self.plugin.kubelet.borrow());
-        preferred_allocation(nvidia, &offer, &facts.topology, &hardware, &kubelet, request)
+        let holders = Arc::clone(&self.plugin.holders.borrow());
+        preferred_allocation(nvidia, &offer, &facts.topology, &holders, request)
     }
 }
 
@@ -168,8 +167,9 @@ impl DevicePlugin for PluginService {
         let Some(rules) = inputs.config.pre_start_check() else {
             return Ok(Response::new(PreStartContainerResponse {}));
         };
-        let (offer, hardware) = (Arc::clone(&inputs.offer.borrow()), Arc::clone(&inputs.plugin.hardware.borrow()));
-        let checked = pre_start::check(rules, &offer, &hardware, &device_ids(&request.into_inner().devices_ids));
+        let (offer, holders) = (Arc::clone(&inputs.offer.borrow()), Arc::clone(&inputs.plugin.holders.borrow()));
+        let checked =
+            pre_start::check(rules, &offer, &holders.hardware, &device_ids(&request.into_inner().devices_ids));
         let result = checked.as_ref().map_or_else(|refusal| refusal.result, |()| CallResult::Ok);
         inputs.status.checked_before_start(result);
         let answer = checked.map(|()| Response::new(PreStartContainerResponse {}));

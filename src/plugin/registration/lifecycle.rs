@@ -227,7 +227,7 @@ impl Lifecycle {
             }
             let live = self.live_sockets(&not_serving).await;
             let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
-            let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
+            let answer = self.service.plugin.kubelet();
             let offer = Arc::clone(&self.service.offer.borrow());
             let granted = calls.borrow().granted.clone();
             let compared = Compared { advertised: &self.advertised, kubelet: &answer, live: &live, granted: &granted };
@@ -258,7 +258,7 @@ impl Lifecycle {
             }
             tokio::select! {
                 () = changed(&mut self.directory_changes) => {}
-                () = changed(&mut self.service.plugin.kubelet) => {}
+                () = self.service.plugin.kubelet_changed(&answer) => {}
                 () = changed(&mut calls) => {
                     calls.mark_unchanged();
                     not_serving = self.sockets_of_others();

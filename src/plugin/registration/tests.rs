@@ -10,8 +10,9 @@ use tokio::task::JoinHandle;
 use super::lifecycle::{EndedLifecycle, Lifecycle};
 use super::register::Deadlines;
 use crate::clock::Clock;
+use crate::domain::holders::HoldersState;
 use crate::domain::model::{
-    HardwareState, KubeletState, Moment, Monotonic, PluginResource, PluginState, ResourceName, UnhealthyReason,
+    KubeletState, Moment, Monotonic, PluginResource, PluginState, ResourceName, UnhealthyReason,
 };
 use crate::plugin::allocate::ServiceInputs;
 use crate::plugin::host::sockets;
@@ -39,8 +40,7 @@ struct LifecycleHarness {
     offer: watch::Sender<Arc<Offer>>,
     task: JoinHandle<EndedLifecycle>,
     directory_watch: JoinHandle<()>,
-    _hardware: watch::Sender<Arc<HardwareState>>,
-    kubelet_state: watch::Sender<Arc<KubeletState>>,
+    holders: watch::Sender<Arc<HoldersState>>,
     _stop: watch::Sender<Option<&'static str>>,
 }
 
@@ -65,8 +65,7 @@ impl LifecycleHarness {
         let clock = Clock::start();
         let (publish, state) = watch::channel(Arc::default());
         let (stop, stopped) = watch::channel(None);
-        let (hardware, readings) = watch::channel(Arc::default());
-        let (kubelet_state, answers) = watch::channel(Arc::default());
+        let (holders, states) = watch::channel(Arc::default());
         let (changes, changed) = watch::channel(0);
         let watch = sockets::watch_directory(directory.to_owned(), changes, Arc::default(), publish.clone());
         let directory_watch = tokio::spawn(watch);
@@ -77,7 +76,7 @@ impl LifecycleHarness {
             config: Arc::new(config),
             offer: offers,
             facts: watch::channel(Arc::default()).1,
-            plugin: PluginInputs { hardware: readings, kubelet: answers, ..plugin_inputs() },
+            plugin: PluginInputs { holders: states, ..plugin_inputs() },
             clock,
         };
         let lifecycle = Lifecycle {
@@ -91,7 +90,11 @@ impl LifecycleHarness {
             kubelet_seen: None,
         };
         let task = tokio::spawn(lifecycle.run());
-        Self { resource, state, offer, task, directory_watch, _hardware: hardware, kubelet_state, _stop: stop }
+        Self { resource, state, offer, task, directory_watch, holders, _stop: stop }
+    }
+
+    fn answer(&self, kubelet: KubeletState) {
+        self.holders.send_replace(Arc::new(HoldersState { kubelet: Arc::new(kubelet), ..HoldersState::default() }));
     }
 
     async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
@@ -117,11 +120,7 @@ async fn registered_to_waiting_when_the_kubelet_lists_none_of_our_devices() {
         for second in 100.. {
             let at = Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() };
             let (allocatable, allocatable_at) = (Some(Arc::default()), Some(at));
-            harness.kubelet_state.send_replace(Arc::new(KubeletState {
-                allocatable,
-                allocatable_at,
-                ..Default::default()
-            }));
+            harness.answer(KubeletState { allocatable, allocatable_at, ..Default::default() });
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -237,7 +236,7 @@ async fn waiting_to_serving_when_the_kubelet_lists_nothing_of_the_other_plugin_f
         let at = Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() };
         let state =
             KubeletState { allocatable: Some(Arc::default()), allocatable_at: Some(at), ..KubeletState::default() };
-        harness.kubelet_state.send_replace(Arc::new(state));
+        harness.answer(state);
     };
     answered(100);
     harness.until("a conflict", |state| state.conflict.is_some() && !state.unserved).await;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::conflict;
 use super::lifecycle::Lifecycle;
 use super::waiting::{Others, Wait, Waiting};
+use crate::domain::holders::HoldersState;
 use crate::domain::model::{KubeletState, Monotonic, ResourceName};
 use crate::plugin::config::OnConflict;
 use crate::plugin::host::sockets;
@@ -28,16 +29,17 @@ const FIRST_ANSWER: Duration = Duration::from_secs(1);
 impl Lifecycle {
     /// Returns when no other plugin serves the resource or offers its hardware.
     pub(super) async fn until_free(&mut self) {
-        let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
+        let known =
+            |state: &Arc<HoldersState>| state.kubelet.allocatable_at.is_some() || state.kubelet.problem.is_some();
         // No answer is no conflict; an error means that the agent is ending.
-        let _ = tokio::time::timeout(FIRST_ANSWER, self.service.plugin.kubelet.wait_for(known)).await;
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.service.plugin.holders.wait_for(known)).await;
         let resource = self.resource();
         let registers_unserved = self.service.config.on_conflict() == OnConflict::WaitWhileServed;
         let (mut waiting, mut logged, mut queried) = (Waiting::default(), None, None);
         loop {
             self.directory_changes.mark_unchanged();
             self.wait_for_new_kubelet().await;
-            let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
+            let answer = self.service.plugin.kubelet();
             let others = Others {
                 now: self.now(),
                 kubelet: &answer,
@@ -73,7 +75,7 @@ impl Lifecycle {
             };
             tokio::select! {
                 () = changed(&mut self.directory_changes) => {}
-                () = changed(&mut self.service.plugin.kubelet) => {}
+                () = self.service.plugin.kubelet_changed(&answer) => {}
                 () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
                     if reason.is_some() {
                         self.service.plugin.refresh_allocatable.notify_one();
@@ -118,7 +120,7 @@ impl Lifecycle {
             self.service.status.serves(resource, answered)
                 || sockets.iter().any(|name| sockets::is_a_podmeters(name, resource))
         };
-        let hardware = Arc::clone(&self.service.plugin.hardware.borrow());
+        let hardware = Arc::clone(&self.service.plugin.holders.borrow().hardware);
         conflict::other_resource(&self.service.offer.borrow(), kubelet, &hardware.inventory, is_own)
     }
 }
