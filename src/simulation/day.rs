@@ -20,7 +20,7 @@ pub enum DayEvent {
     KubeletRuns(bool),
 }
 
-/// Simultaneous faults, and their description: what is simulated, and where it shows.
+/// Simultaneous faults, with a description of what is simulated and where it shows.
 #[derive(Clone, Copy, Debug)]
 pub struct DayStep {
     pub second: u64,
@@ -28,7 +28,7 @@ pub struct DayStep {
     pub text: &'static str,
 }
 
-/// In seconds; then the day repeats.
+/// The length of the day in seconds; then it repeats.
 pub const LENGTH: u64 = 150;
 
 use DayEvent::{BackOnBus, DriverLoaded, Hangs, KubeletRuns, Reset, Xid};
@@ -96,7 +96,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Repeats the day, sped up by the given factor. Ends only by being dropped.
+    /// Repeats the day, `speed` times as fast, until it is dropped.
     pub async fn play(self, speed: u32) {
         let pace = |second: u64| Duration::from_secs(second) / speed.max(1);
         let mut day_start = Instant::now();

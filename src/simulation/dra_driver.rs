@@ -1,5 +1,5 @@
-//! NVIDIA's DRA driver, as far as a node shows it: claims that the simulated kubelet lists, with the names of the
-//! driver's devices, and the checkpoint that the driver keeps.
+//! NVIDIA's DRA driver, as far as it is visible on a node: claims that the simulated kubelet lists, with the names of
+//! the driver's devices, and the checkpoint that the driver keeps.
 
 use std::{fs, io};
 
@@ -19,9 +19,9 @@ pub struct AllocatedClaim {
     pub name: &'static str,
     pub uid: String,
     pub devices: Vec<AllocatedDevice>,
-    /// It observes its devices.
+    /// Whether the claim has admin access, with which it only observes its devices.
     pub admin_access: bool,
-    /// Of the memory of its devices, as a quantity of Kubernetes; `None`: all.
+    /// The part of its devices' memory, as a Kubernetes quantity; `None`: all.
     pub memory: Option<&'static str>,
 }
 
@@ -34,13 +34,13 @@ pub struct AllocatedDevice {
 }
 
 impl AllocatedDevice {
-    /// `gpu-2`
+    /// A whole GPU, named such as `gpu-2`.
     pub fn whole(gpu: &Gpu) -> Self {
         let minor = gpu.minor.unwrap_or_default();
         Self { name: format!("gpu-{minor}"), gpu: gpu.uuid.clone(), minor, mig: None }
     }
 
-    /// `gpu-7-mig-1g10gb-19-4`, of release 25.12 and newer.
+    /// A MIG device, named such as `gpu-7-mig-1g10gb-19-4`, as from release 25.12 on.
     pub fn partition(gpu: &Gpu, mig: &MigDevice) -> Self {
         let minor = gpu.minor.unwrap_or_default();
         let (id, start) = (mig.profile_id.unwrap_or_default(), mig.placement_start.unwrap_or_default());
@@ -69,7 +69,7 @@ impl AllocatedClaim {
         format!("k8s.{DRIVER}/claim={}-{}", self.uid, device.name)
     }
 
-    /// As in the driver's checkpoint.
+    /// The claim's entry in the driver's checkpoint.
     fn prepared(&self) -> Value {
         let result = |device: &AllocatedDevice| {
             let mut result = json!({"request": "gpu", "driver": DRIVER, "pool": POOL, "device": device.name});
@@ -92,8 +92,8 @@ impl AllocatedClaim {
     }
 }
 
-/// Prepares the claims, as the kubelet asks for before their pods start. The checkpoint stays until the node's directory
-/// is removed.
+/// Prepares the claims, which the kubelet requests before their pods start. The checkpoint stays until the node's
+/// directory is removed.
 pub fn prepare(kubelet: &FakeKubelet, claims: &[AllocatedClaim]) -> io::Result<()> {
     let prepared = claims.iter().map(|claim| (claim.uid.clone(), claim.prepared()));
     let prepared = json!({"preparedClaims": prepared.collect::<serde_json::Map<_, _>>()});
@@ -113,8 +113,8 @@ pub fn prepare(kubelet: &FakeKubelet, claims: &[AllocatedClaim]) -> io::Result<(
     Ok(())
 }
 
-/// On a board of eight GPUs of which the last is partitioned: a claim of two GPUs, one shared by two pods, two claims of
-/// parts of one GPU's memory, an idle one, two of MIG devices, and one that observes all GPUs.
+/// The demo's claims on a board of eight GPUs of which the last is partitioned: one of two GPUs, one shared by two
+/// pods, two of parts of one GPU's memory, an idle one, two of MIG devices, and one that observes all GPUs.
 pub fn claims_of_the_demo(inventory: &Inventory) -> Vec<AllocatedClaim> {
     let by_minor = |minor| inventory.by_minor(minor).map(AllocatedDevice::whole);
     let migs = inventory

@@ -1,5 +1,5 @@
-//! A simulated node: a fake kubelet on real sockets, a stand-in device plugin, workloads that come and go, and
-//! a day of faults.
+//! A simulated node: a fake kubelet on real sockets, a stand-in device plugin, workloads that start and end, and a day
+//! of faults.
 //!
 //! In: a description (pods, devices, a seed). Out: gRPC on unix sockets, loads for simulated GPUs, directories laid out
 //! as `/proc` and the kubelet's logs, and the truth to check accounts against. Does not use: the agent. Only `demo`,
@@ -19,7 +19,7 @@ pub use random::Random;
 pub use truth::{TrueHolding, Truth};
 pub use workload::{Level, Workload, WorkloadKind};
 
-/// The outcome of a removal, for which nothing need be there.
+/// The outcome of a removal, which succeeds where nothing is there.
 fn gone(removed: std::io::Result<()>) -> std::io::Result<()> {
     match removed {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),

@@ -29,11 +29,11 @@ use resources::device_of_claim;
 /// Load curves are constant within a second of a workload's age; reading it four times as often misses no change.
 const STEP: Duration = Duration::from_millis(250);
 const CONTAINER: &str = "main";
-/// The process of the first pod comes after this.
+/// The number before the process ID of the first pod.
 const FIRST_PID: u32 = 20_000;
-/// The largest part of a device's memory that its pods use together.
+/// The largest part of a device's memory that its pods use in total.
 const FULLEST: f64 = 0.95;
-/// The kernel counts a hundred a second.
+/// The kernel's ticks per step, a hundred a second.
 const TICKS_PER_STEP: u64 = STEP.as_millis() as u64 / 10;
 const PLAIN_PODS: [(&str, &str, usize); 4] =
     [("web", "frontend", 12), ("web", "checkout", 8), ("monitoring", "agent", 6), ("kube-system", "proxy", 4)];
@@ -41,24 +41,24 @@ const PLAIN_PODS: [(&str, &str, usize); 4] =
 #[derive(Clone, Debug)]
 pub struct NodePlan {
     pub resources: Vec<SimulatedResource>,
-    /// Allocated by a DRA driver; a pod or two has each.
+    /// The claims allocated by a DRA driver; one or two pods use each.
     pub claims: Vec<AllocatedClaim>,
     pub seed: u64,
-    /// Pods come and go.
+    /// Whether pods end and others replace them.
     pub churn: bool,
 }
 
-/// A kubelet and pods. Any plugin may offer the devices. Dropping it ends them all.
+/// A kubelet and pods. Any plugin may offer the devices. Dropping it ends all of them.
 pub struct SimulatedNode {
     pub kubelet: Arc<FakeKubelet>,
-    /// With a process for each container that has devices.
+    /// The files of `/proc` and of the logs, with a process for each container that has devices.
     pub files: ProcTree,
-    /// The simulation's own account of holders and their use.
+    /// The simulation's account of holders and their use.
     pub truth: Arc<Mutex<Truth>>,
     clock: Clock,
-    /// Waited for before the first pods come.
+    /// The resources that must be offered before the first pods start.
     resources: Vec<SimulatedResource>,
-    /// By device ID, or by `claim/<name of a DRA device>`.
+    /// The devices by device ID, or by `claim/<name of a DRA device>`.
     devices: BTreeMap<String, SimulatedDevice>,
     claims: Vec<AllocatedClaim>,
     driver: Option<SimulatedDriver>,
@@ -80,13 +80,13 @@ struct WaitingPod {
 struct RunningPod {
     start: PodStart,
     container: ContainerRef,
-    /// Of its one process, for as long as it runs.
+    /// The ID of its only process.
     pid: u32,
     workload: Workload,
     uid: String,
     devices: Vec<String>,
     since_step: u64,
-    /// `None`: it runs as long as the node.
+    /// The step at which it ends; `None`: it runs as long as the node.
     ends_at_step: Option<u64>,
     level: Option<Level>,
 }
@@ -160,7 +160,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Sets each device to what its holders do now.
+    /// Sets the load of each device to that of its holders now.
     fn work(&mut self) {
         let mut changed = false;
         for running in &mut self.running {
@@ -173,8 +173,8 @@ impl SimulatedNode {
         }
     }
 
-    /// Sets the devices, and the truth, to the total load of the running pods. A device that is asked for more
-    /// than it has gives each the same part of its request.
+    /// Sets the devices, and the truth, to the total load of the running pods. Where they request more than a device
+    /// has, each gets the same part of its request.
     fn apply_loads(&self, now: Monotonic) {
         let totals = self.total_levels();
         let mut truth = self.truth.lock();
@@ -191,7 +191,7 @@ impl SimulatedNode {
         let inventory = driver.inventory();
         for running in &self.running {
             let Some(level) = running.level else { continue };
-            // Several slots of one GPU are one process on it, doing as much work as all of them.
+            // Several slots of one GPU have one process on it, which does the work of all of them.
             let mut slots: BTreeMap<(&GpuUuid, Option<u32>), f64> = BTreeMap::new();
             for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
                 *slots.entry((&device.gpu, device.gpu_instance)).or_default() += 1.0;
@@ -212,7 +212,7 @@ impl SimulatedNode {
         }
     }
 
-    /// By GPU and GPU instance: the sum of what its holders do; nothing for one without holders.
+    /// The total level of the holders of each GPU and GPU instance; absent for one without holders.
     fn total_levels(&self) -> BTreeMap<(&GpuUuid, Option<u32>), Level> {
         let none = Level { utilization: 0.0, memory: 0.0 };
         let mut totals: BTreeMap<_, Level> =
@@ -309,7 +309,7 @@ impl SimulatedNode {
         self.work();
     }
 
-    /// Returns the pod's UID.
+    /// Writes the pod's log directory and returns its UID.
     fn write_logs(&self, namespace: &str, pod: &str) -> String {
         let uid = self.kubelet.uid(namespace, pod).unwrap_or_default();
         warn_on_failure(self.files.add_container(ContainerIdentity {
@@ -321,7 +321,7 @@ impl SimulatedNode {
         uid
     }
 
-    /// `trainer-7f3a9`, as a controller would name it.
+    /// A name as of a controller, such as `trainer-7f3a9`.
     fn unique(&mut self, name: &str) -> String {
         self.started += 1;
         format!("{name}-{:02x}{:03x}", self.started, self.random.below(0x1000))

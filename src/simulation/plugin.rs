@@ -23,7 +23,7 @@ use crate::wire::v1beta1::{
     PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
 };
 
-/// Runs until it is dropped, which is like killing it: its socket file stays.
+/// A running plugin. Dropping it is like killing it: its socket file stays.
 #[derive(Debug)]
 pub struct StandInPlugin {
     inner: Arc<StandInState>,
@@ -34,7 +34,7 @@ pub struct StandInPlugin {
 struct StandInState {
     directory: PathBuf,
     resource: String,
-    /// Listens on this name at every registration instead of a fresh one.
+    /// The name of the socket at every registration; `None`: a new name each time.
     socket_name: Option<String>,
     devices: watch::Sender<Vec<ListedDevice>>,
     registrations: AtomicUsize,
@@ -61,7 +61,7 @@ impl StandInPlugin {
         Self { _task: JoinSet::from_iter([run(Arc::clone(&inner))]), inner }
     }
 
-    /// Until the kubelet has answered a registration. False when it does not within ten seconds.
+    /// Waits until the kubelet has answered a registration. Returns false when it does not within ten seconds.
     pub async fn registered(&self) -> bool {
         let mut registered = self.inner.registered.subscribe();
         let wait = registered.wait_for(|registered| *registered);
@@ -74,23 +74,23 @@ impl StandInPlugin {
         });
     }
 
-    /// Leaves the device out of the list, which a good plugin never does.
+    /// Removes the device from the list, which a correct plugin never does.
     pub fn remove(&self, id: &str) {
         self.inner.devices.send_modify(|devices| devices.retain(|device| device.id != id));
     }
 
-    /// Calls of Register so far.
+    /// The number of calls of Register so far.
     pub fn registrations(&self) -> usize {
         self.inner.registrations.load(Ordering::Relaxed)
     }
 
-    /// Calls Register once more, with the socket that listens. False when the kubelet does not accept it.
+    /// Calls Register once more, with the socket that listens. Returns false when the kubelet does not accept it.
     pub async fn register_again(&self) -> bool {
         let Some(endpoint) = self.inner.socket_name.clone() else { return false };
         call_register(&self.inner, endpoint).await.is_ok()
     }
 
-    /// Calls of Allocate so far.
+    /// The number of calls of Allocate so far.
     pub fn allocations(&self) -> usize {
         self.inner.allocations.load(Ordering::Relaxed)
     }
@@ -98,9 +98,9 @@ impl StandInPlugin {
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// Serves and registers, again when the kubelet is another one or has ended the stream.
+/// Serves and registers, again when another kubelet has started or the stream has ended.
 async fn run(inner: Arc<StandInState>) {
-    // Ends with this task.
+    // The server ends with this task.
     let mut server = None;
     for attempt in 1_u64.. {
         let kubelet = inner.directory.join("kubelet.sock");

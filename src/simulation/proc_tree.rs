@@ -17,18 +17,18 @@ pub struct ProcTree {
     root: PathBuf,
 }
 
-/// A container, as the node's files have it.
+/// The names of a container in the node's files.
 #[derive(Clone, Copy, Debug)]
 pub struct ContainerIdentity<'a> {
     pub namespace: &'a str,
     pub pod: &'a str,
-    /// As cgroups and directories have it.
+    /// The pod's UID in cgroups and directories.
     pub uid: &'a str,
     pub container: &'a str,
 }
 
 impl ProcTree {
-    /// With the host's first processes, and no pods.
+    /// Creates the directories with the host's first processes, and no pods.
     pub fn create(root: &Path) -> io::Result<Self> {
         let tree = Self { root: root.to_owned() };
         for directory in [tree.proc_root(), tree.pod_logs_root()] {
@@ -47,35 +47,34 @@ impl ProcTree {
         self.root.join("pods")
     }
 
-    /// As the kubelet does when it starts a container.
+    /// Creates a container's log directory, as the kubelet does when it starts a container.
     pub fn add_container(&self, identity: ContainerIdentity<'_>) -> io::Result<()> {
         fs::create_dir_all(self.logs_of(identity).join(identity.container))
     }
 
-    /// Of all its containers, as the kubelet does some time after the pod's removal.
+    /// Removes the logs of all containers of a pod, as the kubelet does some time after the pod's removal.
     pub fn remove_pod_logs(&self, identity: ContainerIdentity<'_>) -> io::Result<()> {
         gone(fs::remove_dir_all(self.logs_of(identity)))
     }
 
-    /// A process of a container, under containerd and systemd's cgroups. It takes the place of an earlier one of its
-    /// number.
+    /// Starts a process of a container, with containerd's and systemd's cgroups; replaces one with the same number.
     pub fn start(&self, pid: u32, start_ticks: u64, identity: ContainerIdentity<'_>) -> io::Result<()> {
         let (cgroup, mounts) = files_of(identity);
         self.write(pid, ("python3", PLAIN, 1, start_ticks), &cgroup, &mounts)
     }
 
-    /// A process of the host's own.
+    /// Starts a process of the host.
     pub fn start_on_host(&self, pid: u32, start_ticks: u64) -> io::Result<()> {
         self.start_child(pid, start_ticks, 1, "/system.slice/display-manager.service")
     }
 
-    /// A process in a cgroup that its parent does not determine, with the host's mounts.
+    /// Starts a process in any cgroup, whatever that of its parent, with the host's mounts.
     pub fn start_child(&self, pid: u32, start_ticks: u64, parent: u32, cgroup: &str) -> io::Result<()> {
         self.write(pid, ("Xorg", PLAIN, parent, start_ticks), cgroup, HOST_MOUNTS)
     }
 
-    /// A server of NVIDIA's MPS in a container and its parent, the control daemon, which has number `inner` in the container's
-    /// namespace.
+    /// Starts a server of NVIDIA's MPS in a container and its parent, the control daemon, which has number `inner` in
+    /// the container's namespace.
     pub fn start_mps(&self, server: u32, daemon: u32, inner: u32, identity: ContainerIdentity<'_>) -> io::Result<()> {
         let (cgroup, mounts) = files_of(identity);
         for (pid, parent) in [(daemon, 1), (server, daemon)] {
@@ -89,7 +88,7 @@ impl ProcTree {
         gone(fs::remove_dir_all(self.proc_root().join(pid.to_string())))
     }
 
-    /// The directory appears with all its files, as a real one does.
+    /// Makes the directory of a process appear with all its files, as a real one does.
     fn write(
         &self,
         pid: u32,
@@ -114,7 +113,7 @@ impl ProcTree {
     }
 }
 
-/// The cgroup and the mounts of its processes.
+/// The cgroup and the mounts of a container's processes.
 fn files_of(ContainerIdentity { uid, container, .. }: ContainerIdentity<'_>) -> (String, String) {
     let id = container_id(uid, container);
     let slice = uid.replace('-', "_");

@@ -15,12 +15,12 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    /// Below `limit`, which is above zero.
+    /// A number below `limit`, which is above zero.
     pub fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }
 
-    /// From `low` up to but not including `high`.
+    /// A number from `low` up to but not including `high`.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         let unit = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         low + unit * (high - low)

@@ -1,4 +1,4 @@
-//! What the simulation knows of holders and their use: the reference for podmeter's accounts.
+//! The true use of the simulation's holders: the reference for podmeter's accounts.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ pub struct TrueHolding {
     pub held_seconds: f64,
     /// The exact integral of its load curve.
     pub busy_seconds: f64,
-    /// The utilization, and since when; `None` when it no longer holds the device.
+    /// The time of the last change and the utilization since; `None` when it no longer holds the device.
     #[serde(skip)]
     current: Option<(Monotonic, f64)>,
 }
 
 impl Truth {
-    /// From `at` on the container holds the device and loads it this much.
+    /// Sets that the container holds the device from `at` on, with this utilization.
     pub fn set(&mut self, at: Monotonic, container: &ContainerRef, device: &str, utilization: f64) {
         let key = (container.clone(), device.to_owned());
         let new = || TrueHolding { container: key.0.clone(), device: key.1.clone(), ..TrueHolding::default() };
@@ -36,7 +36,7 @@ impl Truth {
         row.current = Some((at, utilization));
     }
 
-    /// From `at` on the container no longer holds the device.
+    /// Sets that the container no longer holds the device from `at` on.
     pub fn release(&mut self, at: Monotonic, container: &ContainerRef, device: &str) {
         if let Some(row) = self.rows.get_mut(&(container.clone(), device.to_owned())) {
             row.advance(at);

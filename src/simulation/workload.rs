@@ -1,4 +1,4 @@
-//! What simulated containers do on the devices they hold: load curves that are pure functions of a seed and an age.
+//! The load of simulated containers on the devices they hold: load curves that are pure functions of a seed and an age.
 
 use super::random::Random;
 
@@ -21,20 +21,20 @@ pub struct Workload {
     pub seed: u64,
 }
 
-/// What it does to each of its devices for one second.
+/// The load of each of its devices for one second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// 0 to 1.
+    /// The utilization, 0 to 1.
     pub utilization: f64,
-    /// Of the device's memory, 0 to 1.
+    /// The part of the device's memory in use, 0 to 1.
     pub memory: f64,
 }
 
 impl Workload {
-    /// Constant within each second of its age.
+    /// The load at an age, constant within each second.
     pub fn level(&self, age_seconds: u64) -> Level {
         let mut second = Random::seeded(self.seed ^ (age_seconds + 1).wrapping_mul(0x9e37_79b9));
-        // Each has its own phase, so that workloads do not move in step.
+        // Workloads have different phases, so that their loads do not change at the same time.
         let at = age_seconds + self.seed % 40;
         let (utilization, memory) = match self.kind {
             WorkloadKind::Training if at % 45 < 3 => (second.between(0.02, 0.1), 0.82),

@@ -14,24 +14,24 @@ use rustls::{AlertDescription as Alert, CertificateError, ClientConfig, RootCert
 use crate::files;
 use crate::serve::web::PemFile;
 
-/// What connections to a URL need besides it.
+/// TLS and the password that connections to a URL need.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// `None`: plain HTTP.
+    /// The TLS configuration; `None`: plain HTTP.
     pub(super) tls: Option<Arc<ClientConfig>>,
     pub(super) authorization: Option<HeaderValue>,
 }
 
-/// The files with certificates: of the authorities, and of this client with its key.
+/// The files with certificates: those of the authorities, and this client's with its key.
 #[derive(Clone, Debug, Default)]
 pub struct Certificates {
-    /// `None`: those of the system.
+    /// The authorities' certificates; `None`: those of the system.
     pub authorities: Option<PathBuf>,
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
 impl Access {
-    /// The error names the file and what is wrong with it.
+    /// Reads the files. The error names the file and what is wrong with it.
     pub fn read(certificates: Option<&Certificates>, password: Option<(&str, &Path)>) -> Result<Self, String> {
         let tls = certificates.map(client_config).transpose()?.map(Arc::new);
         let authorization = password.map(|(user, file)| basic(user, file)).transpose()?;
@@ -61,7 +61,7 @@ fn client_config(certificates: &Certificates) -> Result<ClientConfig, String> {
         .map_err(|error| format!("{} and {} do not match: {error}", certificate.name, key.name))
 }
 
-/// Without the line feed at the end of the file.
+/// The `Authorization` header with the password in the file, without a line feed at its end.
 fn basic(user: &str, file: &Path) -> Result<HeaderValue, String> {
     let invalid = |problem: &dyn std::fmt::Display| format!("--password-file {}: {problem}", file.display());
     let text = files::read_given_text(file).map_err(|error| invalid(&error))?;
@@ -72,7 +72,7 @@ fn basic(user: &str, file: &Path) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
-/// What is wrong, and what to do.
+/// The error in words, with a remedy.
 pub(super) fn explained(error: &rustls::Error) -> String {
     use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage};
     let to_do = match error {

@@ -1,4 +1,4 @@
-//! The condition of a node's devices, of `/api/v1/health` or of the condition file.
+//! The condition of a node's devices, from `/api/v1/health` or from the condition file.
 
 use std::io;
 use std::path::Path;
@@ -8,12 +8,12 @@ use crate::domain::condition::SCHEMA;
 use crate::files;
 use crate::serve::api::NodeCondition;
 
-/// How far the writer's clock may be ahead. Both are on one node.
+/// How far the writer's clock may be ahead, in seconds; the file is read on the same node.
 const AHEAD: f64 = 5.0;
-/// How far the clock of an agent elsewhere may be ahead: as far as `until` lets it be behind.
+/// How far the clock of an agent elsewhere may be ahead, in seconds: as far as `until` lets it be behind.
 const AHEAD_ELSEWHERE: f64 = 60.0;
 
-/// Why no condition is known.
+/// Why there is no valid condition.
 #[derive(Debug, thiserror::Error)]
 pub enum NoCondition {
     #[error(transparent)]
@@ -30,7 +30,7 @@ pub enum NoCondition {
     Untimely { target: String },
 }
 
-/// Of a running agent, if it is valid at `now`, in Unix seconds.
+/// The condition that a running agent reports, if it is valid at `now`, in Unix seconds.
 pub async fn condition(target: &AgentTarget, now: f64) -> Result<NodeCondition, NoCondition> {
     let target_name = target.to_string();
     let condition = parse(&get(target, "/api/v1/health").await?, &target_name)?;
@@ -40,7 +40,7 @@ pub async fn condition(target: &AgentTarget, now: f64) -> Result<NodeCondition, 
     Ok(condition)
 }
 
-/// Of the condition file, if it is still valid at `now`, in Unix seconds.
+/// The condition in the file, if it is still valid at `now`, in Unix seconds.
 pub fn condition_in(file: &Path, now: f64) -> Result<NodeCondition, NoCondition> {
     let name = file.display().to_string();
     let bytes = files::read_named(file).map_err(|error| NoCondition::File { file: name.clone(), error })?;

@@ -1,7 +1,7 @@
 //! HTTP requests to a running agent.
 //!
-//! Inputs: where the agent is (its admin socket, a URL, or this machine) and a path. Outputs: the bytes of the response, or
-//! the type of `api` in it. Does not contain: how a response is shown.
+//! Inputs: where the agent is (its admin socket, a URL, or this machine) and a path. Outputs: the bytes of the
+//! response, or the type of `api` in it.
 
 mod access;
 mod condition;

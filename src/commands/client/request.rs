@@ -1,6 +1,6 @@
 //! One HTTP exchange with an agent, within a deadline.
 //!
-//! In: a target, a path, a body. Out: the body of the response, or why there is none and what to do. Does not use: what it means.
+//! In: a target, a path, a body. Out: the body of the response, or why there is none and what to do.
 
 use std::error::Error;
 use std::io;
@@ -22,13 +22,13 @@ use super::access::{Access, explained};
 use super::target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
 use crate::terminal::harmless;
 
-/// For the whole exchange. An agent responds in milliseconds; on a loaded node in seconds.
+/// The limit of a whole exchange. An agent responds in milliseconds; on a loaded node in seconds.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// For a command: the driver takes up to 30 s to close.
+/// The limit of a command: the driver takes up to 30 s to close.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(40);
-/// A device list as long as the kubelet takes (40,000 ids) makes less than half of it.
+/// The longest body: more than twice that for the longest device list that the kubelet accepts (40,000 IDs).
 const BODY_BYTES: usize = 32 << 20;
-/// Characters of an error's text.
+/// The most characters of an error's text.
 const DETAIL_CHARACTERS: usize = 200;
 const SOCKET_ADVICE: &str = "start `podmeter agent`, run this as root, or give --url http://HOST:9410";
 
@@ -88,7 +88,7 @@ async fn within(limit: Duration, target: &AgentTarget, path: &str, call: Call) -
     tokio::time::timeout(limit, response).await.map_err(late)?
 }
 
-/// The admin socket first: it also exists where no port is open.
+/// Tries the admin socket first: it also exists where no port is open.
 async fn find_local(socket: &str, url: &str, path: &str, call: Call) -> Result<Vec<u8>, ClientError> {
     let no_socket = match over_socket(Path::new(socket), path, call.clone()).await {
         Err(error @ ClientError::Unreachable { .. }) => error,
@@ -98,7 +98,7 @@ async fn find_local(socket: &str, url: &str, path: &str, call: Call) -> Result<V
         Err(ClientError::Unreachable { error, .. }) if no_socket.is_no_agent() => {
             Err(ClientError::NoAgentFound { port: error.to_string() })
         }
-        // An agent may serve a socket that cannot be opened here.
+        // An agent may serve a socket that this user cannot open.
         Err(ClientError::Unreachable { .. }) => Err(no_socket),
         outcome => outcome,
     }
@@ -106,7 +106,7 @@ async fn find_local(socket: &str, url: &str, path: &str, call: Call) -> Result<V
 
 async fn over_socket(socket: &Path, path: &str, call: Call) -> Result<Vec<u8>, ClientError> {
     let target = AgentTarget::Socket(socket.to_owned()).to_string();
-    // hyperlocal makes the URI of another path from one that is not UTF-8.
+    // hyperlocal would make a path that is not UTF-8 another one.
     let Some(text) = socket.to_str().filter(|text| (1..108).contains(&text.len())) else {
         let error = io::Error::other("the path of a socket has 1 to 107 bytes of UTF-8");
         return Err(ClientError::Unreachable { target, error });
@@ -118,7 +118,7 @@ async fn over_tcp(url: &HttpUrl, path: &str, mut call: Call) -> Result<Vec<u8>, 
     let Access { tls, authorization } = url.access.clone();
     call.headers_mut().extend(authorization.map(|password| (AUTHORIZATION, password)));
     let mut connector = HttpConnector::new();
-    // Without TLS, https is an error and not plain text.
+    // An https URL without TLS is an error and not plain text.
     connector.enforce_http(tls.is_none());
     match tls {
         Some(tls) => send(HttpsConnector::from((connector, tls)), url.uri.clone(), path, call, url.to_string()).await,
@@ -164,18 +164,18 @@ fn failed(error: &legacy::Error, target: &str) -> ClientError {
     if let Some(error) = cause(error) {
         return ClientError::Tls { target, problem: explained(error) };
     }
-    // Before any connection.
+    // This error comes before any connection.
     if cause::<InvalidDnsNameError>(error).is_some() {
         let problem = "the host in the URL is neither a host name nor an IP address".to_owned();
         return ClientError::Tls { target, problem };
     }
     match cause::<io::Error>(error).filter(|_| error.is_connect()) {
-        // Of hyper-rustls, after the connection was made.
+        // hyper-rustls returns this error after the connection was made.
         Some(error) if error.kind() == io::ErrorKind::Other => {
             ClientError::Tls { target, problem: format!("no TLS: {error}") }
         }
         Some(error) => ClientError::Unreachable { target, error: io::Error::new(error.kind(), error.to_string()) },
-        // The client's own text has only the kind of an error.
+        // The client's text has only the kind of an error.
         None => {
             let text = error.source().unwrap_or(error).to_string();
             match error.is_connect() {
@@ -188,7 +188,7 @@ fn failed(error: &legacy::Error, target: &str) -> ClientError {
 
 /// The first error of this type among an error and its causes.
 fn cause<'e, T: Error + 'static>(error: &'e (dyn Error + 'static)) -> Option<&'e T> {
-    // The source of an `io::Error` is that of the error within it.
+    // The source of an `io::Error` is the source of its inner error.
     let inner = |error: &'e (dyn Error + 'static)| match error.downcast_ref().and_then(io::Error::get_ref) {
         Some(inner) => Some(inner as _),
         None => error.source(),
@@ -197,7 +197,7 @@ fn cause<'e, T: Error + 'static>(error: &'e (dyn Error + 'static)) -> Option<&'e
 }
 
 impl ClientError {
-    /// Nothing listens there: no agent runs.
+    /// Whether nothing listens there, so that no agent runs.
     pub fn is_no_agent(&self) -> bool {
         use io::ErrorKind::{ConnectionRefused, NotADirectory, NotFound};
         match self {
@@ -206,7 +206,7 @@ impl ClientError {
         }
     }
 
-    /// Only its owner can open the admin socket.
+    /// Whether this user may not open the admin socket.
     pub fn is_forbidden(&self) -> bool {
         matches!(self, Self::Unreachable { error, .. } if error.kind() == io::ErrorKind::PermissionDenied)
     }
@@ -216,7 +216,7 @@ fn in_brackets(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 
-/// The first line of what came with an error, harmless on a terminal.
+/// The first line of the body of an error response, harmless on a terminal.
 fn first_line(body: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     struct ProblemDocument {

@@ -9,15 +9,15 @@ use hyper::Uri;
 
 use super::access::Access;
 
-/// Where the agent's admin socket is by default.
+/// The default path of the agent's admin socket.
 pub const DEFAULT_SOCKET: &str = "/run/podmeter/podmeter.sock";
-/// Where agent and demo are reached on their own machine.
+/// The default URL of the agent and the demo on this machine.
 pub const DEFAULT_URL: &str = "http://127.0.0.1:9410";
 
 /// Where an agent is.
 #[derive(Clone, Debug)]
 pub enum AgentTarget {
-    /// This machine's agent: its admin socket, and where that cannot be had its usual port.
+    /// This machine's agent: its admin socket, or its usual port where that cannot be used.
     Local,
     /// An admin socket.
     Socket(PathBuf),
@@ -25,7 +25,7 @@ pub enum AgentTarget {
 }
 
 impl AgentTarget {
-    /// Of a listener as `--listen` writes it. One for every address is reached at the loopback.
+    /// The target for a listener in the form of `--listen`. One on every address is reached at the loopback.
     pub fn of_listener(address: &str) -> Option<Self> {
         if let Some(path) = address.strip_prefix("unix:") {
             return Some(Self::Socket(path.into()));
@@ -50,7 +50,7 @@ impl fmt::Display for AgentTarget {
     }
 }
 
-/// `http://HOST[:PORT][/PREFIX]`, or the same with `https`. The port is 80 or 443 where none is given, as in any URL.
+/// A URL `http://HOST[:PORT][/PREFIX]`, or the same with `https`. The default port is 80 or 443.
 #[derive(Clone, Debug)]
 pub struct HttpUrl {
     pub uri: Uri,

@@ -1,4 +1,4 @@
-//! Checks of the agent that may run here, by its own responses: JSON without types, because it may be of another version.
+//! Checks of the agent that may run here, by its responses: JSON without types, because it may have another version.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::commands::client::ClientError;
 use crate::domain::holders::expected_on_bus;
 use crate::words::counted;
 
-/// Id, title, why it matters, and the check.
+/// A check with its ID, title, and why it matters.
 type AgentCheck = (&'static str, &'static str, &'static str, fn(&Observations) -> CheckOutcome);
 
 pub const CHECKS: [AgentCheck; 8] = [
@@ -23,9 +23,9 @@ pub const CHECKS: [AgentCheck; 8] = [
     ("scrape", "Scrape", "Prometheus does the same", scrape),
 ];
 
-/// A snapshot is published every few seconds.
+/// The age in seconds at which a snapshot is old; one is published every few seconds.
 const OLD: f64 = 15.0;
-/// Sentences of one kind that are shown.
+/// The most sentences of one kind that are shown.
 const SHOWN: usize = 4;
 const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";
 const OWN_VERSION: &str = "run the doctor of the agent's own image: kubectl exec … podmeter doctor";
@@ -73,7 +73,7 @@ fn node(observations: &Observations) -> Result<&Value, Finding> {
     answers(observations)?.node.as_ref().map_err(|problem| Finding::failed(problem, RESTART))
 }
 
-/// An absent value: the agent is of another version.
+/// The value at the pointer. Where it is absent, the agent has another version.
 fn value<'a>(node: &'a Value, pointer: &str) -> Result<&'a Value, Finding> {
     let absent = || Finding::warning(format!("this agent does not report {pointer}"), OWN_VERSION);
     node.pointer(pointer).ok_or_else(absent)
@@ -129,7 +129,7 @@ fn few(sentences: &[String]) -> String {
     sentences[..sentences.len() - more].join("; ") + &end
 }
 
-/// By the driver, where it was opened here; else by the agent.
+/// Compares the number of expected GPUs with the driver's, where it was opened here, or else with the agent's.
 fn devices(observations: &Observations) -> CheckOutcome {
     let machine = observations.machine.as_ref();
     let bus = machine.and_then(|machine| machine.bus.as_ref().ok());
@@ -208,7 +208,7 @@ fn device_health(observations: &Observations) -> CheckOutcome {
     })
 }
 
-/// `detail (clears)` of each.
+/// The causes as `detail (clears)`.
 fn causes(health: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
     let causes = health["causes"].as_array().into_iter().flatten();

@@ -11,7 +11,7 @@ use crate::plugin::{self, EntryConfig, MigStrategy, OnConflict, OtherPlugin};
 use crate::processes::{ProcessAttribution, ProcessesSettings};
 use crate::words::counted;
 
-/// Id, title, why it matters, and the check.
+/// A check with its ID, title, and why it matters.
 type MachineCheck = (&'static str, &'static str, &'static str, fn(&DoctorSettings, &ObservedMachine) -> CheckOutcome);
 
 pub const CHECKS: [MachineCheck; 12] = [
@@ -91,7 +91,7 @@ fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     };
     for resource in resources.into_iter().filter(|resource| is_ours(resource)) {
         let ids = listed.and_then(|listed| listed.get(resource)).cloned().unwrap_or_default();
-        // The doctor has sent no IDs itself; those of a running podmeter do not conflict, because its socket is live.
+        // The doctor has sent no IDs; those of a running podmeter do not conflict, because its socket is live.
         let Some(other) = plugin::other_plugin(resource, &ids, &BTreeSet::new(), live) else { continue };
         return Ok(match &other {
             OtherPlugin::Socket(socket) if listed.is_some() && ids.is_empty() => {
@@ -113,7 +113,7 @@ fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     Ok(Finding::ok(format!("no conflict over {}", joined(names, "any resource: none is offered"))))
 }
 
-/// A plugin that offers GPUs as a resource that is not of this entry, which offers all of them.
+/// A plugin that offers GPUs as a resource that this entry, which offers all GPUs, does not have, with a remedy.
 fn other_resource(entry: &EntryConfig, listed: &BTreeMap<ResourceName, BTreeSet<DeviceId>>) -> Option<String> {
     entry.nvidia().filter(|nvidia| nvidia.on_conflict != OnConflict::Takeover)?;
     let names_gpu =
@@ -124,7 +124,7 @@ fn other_resource(entry: &EntryConfig, listed: &BTreeMap<ResourceName, BTreeSet<
     Some(plugin::other_resource_text(other, count, entry.name()))
 }
 
-/// As far as it is known without devices.
+/// Whether the entry may offer the resource, decided without its devices.
 fn offers_resource(entry: &EntryConfig, resource: &ResourceName) -> bool {
     let by_profile = matches!(entry, EntryConfig::Nvidia(nvidia) if nvidia.mig_strategy == MigStrategy::Mixed);
     entry.name() == resource || (by_profile && resource.as_str().starts_with("nvidia.com/mig-"))
@@ -158,7 +158,7 @@ fn pods_api(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcom
             "there is no socket {socket}: the kubelet's feature gate PodsAPI is off, as it is by default before 1.37, or the \
              directory is not mounted"
         )),
-        // The kubelet leaves the file behind when the gate is switched off; nothing depends on this API alone.
+        // The kubelet leaves the file behind when the gate is switched off; podmeter does not depend on this API alone.
         Err(CallError::Refused(_)) => Finding::warning(
             format!("no process listens on {socket}: the kubelet is down, or its feature gate PodsAPI was disabled"),
             "remove the file where the gate is off; pod names then come from the log directories",
@@ -188,7 +188,7 @@ fn driver(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     Ok(Finding::ok(format!("driver {version}, {}", counted(driver.inventory.visible(), "GPU"))))
 }
 
-/// That it does not answer is the finding of another check.
+/// The opened driver; that it does not answer is the finding of another check.
 fn opened(machine: &ObservedMachine) -> Result<&DriverState, Finding> {
     machine.driver.as_ref().map_err(|missing| match missing {
         NotObserved::Skipped(reason) => Finding::skipped(reason),

@@ -1,8 +1,8 @@
-//! `podmeter doctor`: checks what the agent needs on a node, once, and names what to do.
+//! `podmeter doctor`: checks once what the agent needs on a node, with remedies.
 //!
-//! Inputs: where the kubelet, the driver and the agent are found. Output: a `DoctorReport`, one finding for each check. Does
+//! Inputs: where the kubelet, the driver and the agent are. Output: a `DoctorReport`, one finding for each check. Does
 //! not use: attribution, metrics, the web server. `observe` makes the `Observations`, each with a deadline; `machine` and
-//! `agent` check them and do no I/O. Nothing here changes anything: it registers nothing, removes nothing, starts no
+//! `agent` check them and do no I/O. The doctor changes nothing: it registers nothing, removes nothing, starts no
 //! process, and only connects to the sockets of other plugins.
 
 mod agent;
@@ -21,24 +21,24 @@ use crate::commands::client::AgentTarget;
 use observe::Observations;
 pub use report::{Check, CheckStatus, DoctorReport};
 
-/// Where to observe what.
+/// What to observe, and where.
 #[derive(Clone, Debug)]
 pub struct DoctorSettings {
-    /// The agent there is checked, and not this machine.
+    /// The agent to check instead of this machine.
     pub remote: Option<AgentTarget>,
-    /// For the driver to be opened and to list its GPUs.
+    /// The limit for opening the driver and listing its GPUs.
     pub driver_deadline: Duration,
-    /// Those of this machine's agent.
+    /// The settings of this machine's agent.
     pub node: AgentSettings,
 }
 
 impl DoctorSettings {
-    /// `None`: no admin socket is configured; only the listeners are queried.
+    /// The agent to query; `None`: no admin socket is configured, and only the listeners are queried.
     fn agent(&self) -> Option<AgentTarget> {
         self.remote.clone().or_else(|| self.node.admin_socket.clone().map(AgentTarget::Socket))
     }
 
-    /// The target was given explicitly, so an agent is expected there.
+    /// Whether the target was given explicitly, so that an agent is expected there.
     fn agent_is_named(&self) -> bool {
         self.remote.is_some() || self.node.admin_socket_required
     }

@@ -1,6 +1,6 @@
 //! What the doctor observes of this machine and of an agent, each with a deadline.
 //!
-//! In: where to observe it. Out: `Observations`. Does not use: what a check makes of them.
+//! In: where to observe it. Out: `Observations`. Does not use: the checks.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,18 +21,18 @@ use crate::plugin::{EntryConfig, NodeGpus, NodeView};
 use crate::processes::Survey;
 use crate::{plugin, processes};
 
-/// For files and sockets of this machine.
+/// The limit of an observation of files and sockets of this machine.
 const OBSERVATION_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Everything that was observed, at about one moment.
 #[derive(Debug)]
 pub struct Observations {
     pub settings: DoctorSettings,
-    /// Of this podmeter.
+    /// The version of this podmeter.
     pub version: &'static str,
     pub now: UnixSeconds,
     pub agent: ObservedAgent,
-    /// `None`: only the agent is checked.
+    /// The machine; `None`: only the agent is checked.
     pub machine: Option<ObservedMachine>,
 }
 
@@ -42,9 +42,9 @@ pub type Observed<T> = Result<T, NotObserved>;
 /// Why something was not observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotObserved {
-    /// There was a reason not to observe it.
+    /// It was not observed, for this reason.
     Skipped(String),
-    /// What is wrong, and the remedy where it is known.
+    /// It could not be observed: the problem, and its remedy where it is known.
     Failed(String, Option<&'static str>),
 }
 
@@ -65,11 +65,11 @@ impl NotObserved {
     }
 }
 
-/// Of the machine on which the doctor runs.
+/// What was observed of the machine on which the doctor runs.
 #[derive(Debug)]
 pub struct ObservedMachine {
     pub list: Result<ListSummary, CallError>,
-    /// `None`: not called, because `List` had no answer.
+    /// The allocatable devices; `None`: not called, because `List` had no answer.
     pub allocatable: Option<Result<Allocatable, CallError>>,
     pub registration: Result<(), CallError>,
     pub pods_api: Result<(), CallError>,
@@ -78,28 +78,28 @@ pub struct ObservedMachine {
     /// Other sockets in the device-plugin directory that a process listens on.
     pub plugin_sockets: Observed<Vec<String>>,
     pub driver: Observed<DriverState>,
-    /// Which profile applies, and to which GPUs; `None` without profiles.
+    /// The profile that applies, and the GPUs by which it was chosen; `None` without profiles.
     pub profile: Option<(AppliedProfile, Option<NodeGpus>)>,
-    /// What the plugin would offer with this profile. While it is undecided, what every profile has; `None` while the plugin
-    /// is off.
+    /// The entries of this profile, which the plugin would offer. While it is undecided, those that every profile has;
+    /// `None` while the plugin is off.
     pub offers: Option<Vec<EntryConfig>>,
-    /// Of the kernel's module; `None` where it is not loaded, or does not show here.
+    /// The version of the kernel module; `None` where it is not loaded, or not visible to this process.
     pub module_version: Observed<Option<String>>,
-    /// GPUs on the PCI bus.
+    /// The GPUs on the PCI bus.
     pub bus: Observed<NodeDevices>,
     pub processes: Observed<Survey>,
-    /// Pods that log directories name.
+    /// The number of pods in the names of log directories.
     pub named_pods: Observed<usize>,
-    /// By file of NVIDIA's DRA driver, why it cannot be read.
+    /// The files of NVIDIA's DRA driver, and why each cannot be read.
     pub claim_files: Observed<Vec<(PathBuf, Result<(), String>)>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListSummary {
     pub pods: usize,
-    /// Containers that hold a device or a claim.
+    /// The number of containers that hold a device or a claim.
     pub holders: usize,
-    /// Devices of claims of NVIDIA's DRA driver.
+    /// The number of devices in claims of NVIDIA's DRA driver.
     pub claimed: usize,
 }
 
@@ -107,7 +107,7 @@ pub struct ListSummary {
 #[derive(Clone, Debug, Default)]
 pub struct DriverState {
     pub inventory: Inventory,
-    /// `call: code` of what some GPU refused.
+    /// The calls that a GPU refused, as `call: code`.
     pub problems: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ pub async fn observe(settings: DoctorSettings, clock: Clock) -> Observations {
     Observations { settings, version: env!("CARGO_PKG_VERSION"), now: clock.now().unix, agent, machine }
 }
 
-/// Each check of a file system has a blocking thread of its own, because any one of them may hang.
+/// Observes the machine. Each check of a file system has a separate blocking thread, because any of them may hang.
 async fn observe_machine(settings: &DoctorSettings, clock: Clock) -> (ObservedAgent, ObservedMachine) {
     let AgentSettings { device_plugin_directory, claim_directories, devices, processes, .. } = settings.node.clone();
     let HardwareSettings { proc_root, sys_root, ignored_gpus, .. } = devices;
@@ -155,7 +155,7 @@ async fn observe_machine(settings: &DoctorSettings, clock: Clock) -> (ObservedAg
         blocking(move || processes::named_pods(&pod_logs_root).map_err(|error| error.to_string())),
         blocking(move || Ok(survey(&claim_directories).to_vec())),
     );
-    // Last, because a library that hangs while it is loaded delays checks that start a thread.
+    // The driver comes last, because a library that hangs while it is loaded delays checks that start a thread.
     let driver = observe_driver(settings, why_not_opened(&agent), clock).await;
     let (profile, offers) = choose_profile(settings, driver.as_ref().ok());
     let (list, allocatable) = kubelet;
@@ -218,7 +218,7 @@ async fn ask_kubelet(
     (Ok(listed), Some(client.allocatable().await))
 }
 
-/// An agent has released the driver on request, or may have.
+/// Why the driver is not opened: an agent has released it on request, or may have.
 fn why_not_opened(agent: &ObservedAgent) -> Option<&'static str> {
     match agent {
         ObservedAgent::NotConfigured => None,
@@ -234,7 +234,7 @@ fn why_not_opened(agent: &ObservedAgent) -> Option<&'static str> {
     }
 }
 
-/// On its own thread: one that hangs is abandoned.
+/// Opens the driver on a separate thread, which is abandoned if it hangs.
 async fn observe_driver(
     settings: &DoctorSettings,
     why_not_opened: Option<&'static str>,
@@ -249,11 +249,11 @@ async fn observe_driver(
         return Err(NotObserved::Skipped(reason.to_owned()));
     }
     let (answer, answered) = oneshot::channel();
-    // Answers once it is closed again, so that the process does not end while the library is being unloaded.
+    // The answer comes once the driver is closed again, so that the process does not end while the library is unloaded.
     let open = move || {
         let opened = driver.open().and_then(|session| session.inventory());
         drop(driver);
-        // No task waits for it after the deadline.
+        // No task waits for the answer after the deadline.
         let _ = answer.send(opened);
     };
     std::thread::Builder::new().name("doctor-driver".to_owned()).spawn(open).map_err(NotObserved::failed)?;
@@ -267,7 +267,7 @@ async fn observe_driver(
     Ok(DriverState { inventory, problems })
 }
 
-/// Queries the kernel; creates nothing.
+/// Whether the kernel permits writing to the directory; creates nothing.
 fn writable(directory: &Path) -> Result<(), String> {
     let metadata = std::fs::metadata(directory).map_err(|error| error.to_string())?;
     if !metadata.is_dir() {
@@ -278,7 +278,7 @@ fn writable(directory: &Path) -> Result<(), String> {
         .map_err(|error| std::io::Error::from(error).to_string())
 }
 
-/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  …`: the first word of numbers and dots.
+/// The version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  …`: the first word of digits and dots.
 fn module_version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.contains("NVRM version"))?;
     let is_version = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());

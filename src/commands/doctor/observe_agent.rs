@@ -5,9 +5,9 @@ use serde_json::Value;
 use super::DoctorSettings;
 use crate::commands::client::{self, AgentTarget, ClientError};
 
-/// Of `/-/healthy`.
+/// The body of `/-/healthy`.
 const HEALTHY: &[u8] = b"healthy\n";
-/// What every page of ours has.
+/// A metric on every page of an agent.
 const BUILD_INFO: &str = "podmeter_build_info";
 
 /// The agent that may run here.
@@ -15,7 +15,7 @@ const BUILD_INFO: &str = "podmeter_build_info";
 pub enum ObservedAgent {
     /// No target is configured.
     NotConfigured,
-    /// It does not run, or does not answer as an agent does.
+    /// No agent answers: it does not run, or another program listens.
     Silent(ClientError),
     Responding(Box<AgentResponses>),
 }
@@ -23,15 +23,15 @@ pub enum ObservedAgent {
 #[derive(Debug)]
 pub struct AgentResponses {
     pub target: AgentTarget,
-    /// `/api/v1/record`
+    /// The response to `/api/v1/record`.
     pub record: Result<Value, String>,
-    /// `/api/v1/node`
+    /// The response to `/api/v1/node`.
     pub node: Result<Value, String>,
-    /// `/-/ready`; the error is its reason.
+    /// The response to `/-/ready`; the error is its reason.
     pub ready: Result<(), String>,
     /// The number of series on `/metrics` of each listener.
     pub pages: Vec<(AgentTarget, Result<usize, String>)>,
-    /// Listeners that need the credentials of the web configuration, which the doctor does not have.
+    /// The listeners that need the credentials of the web configuration, which the doctor does not have.
     pub guarded: Vec<String>,
 }
 
@@ -44,8 +44,8 @@ pub async fn observe_agent(settings: &DoctorSettings) -> ObservedAgent {
     agent
 }
 
-/// At the target; without one, and where it was not named and no agent answers or only its owner may open it, at the
-/// listeners.
+/// Queries the target; and the listeners without a target, or where a default target has no agent or only its owner may
+/// open it.
 async fn find_agent(settings: &DoctorSettings) -> ObservedAgent {
     let Some(target) = settings.agent() else {
         return ask_listeners(settings).await.unwrap_or(ObservedAgent::NotConfigured);
@@ -61,7 +61,7 @@ async fn find_agent(settings: &DoctorSettings) -> ObservedAgent {
     ObservedAgent::Silent(error)
 }
 
-/// A server that does not answer as an agent is another program.
+/// Queries the first listener with an agent; a server with another answer is another program.
 async fn ask_listeners(settings: &DoctorSettings) -> Option<ObservedAgent> {
     for target in settings.node.listen.iter().filter_map(|address| AgentTarget::of_listener(&address.to_string())) {
         if client::get(&target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {
@@ -85,7 +85,7 @@ async fn json(target: &AgentTarget, path: &str) -> Result<Value, String> {
     client::json(target, path).await.map_err(|error| error.to_string())
 }
 
-/// Over a URL only the given target is known; else the record has the listeners.
+/// Scrapes the listeners in the record; for a target that is a URL, only that.
 async fn scrape_listeners(answers: &mut AgentResponses) {
     let mut open = vec![];
     if let AgentTarget::Url(_) = answers.target {
@@ -108,7 +108,7 @@ async fn scrape_listeners(answers: &mut AgentResponses) {
     }
 }
 
-/// The number of series on a page of metrics in text 0.0.4 that is one of ours.
+/// The number of series on a page of an agent's metrics in text 0.0.4.
 fn series(page: &str) -> Result<usize, String> {
     if !page.ends_with('\n') {
         return Err("it does not end in a line feed: it is truncated".to_owned());

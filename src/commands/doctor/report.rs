@@ -1,4 +1,4 @@
-//! The result of each check, and the report of all as text and JSON. Does not use: how anything was observed.
+//! The result of each check, and the report of all as text and JSON.
 
 use serde::Serialize;
 
@@ -6,16 +6,16 @@ use crate::domain::model::{Timestamp, UnixSeconds};
 use crate::terminal::write_wrapped;
 use crate::words::counted;
 
-/// Worst first.
+/// The status of a check, the worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckStatus {
-    /// Something does not work.
+    /// It does not work.
     Failed,
     /// It works less well than it could, or it cannot be determined.
     Warning,
     Ok,
-    /// Not applicable here; `found` has the reason.
+    /// It does not apply here; `found` has the reason.
     Skipped,
 }
 
@@ -44,19 +44,19 @@ impl Finding {
         Self { status: CheckStatus::Skipped, found: reason.into(), to_do: None }
     }
 
-    /// What was found is preceded by its subject.
+    /// The finding with its subject before what was found.
     pub fn about(self, subject: String) -> Self {
         Self { found: format!("{subject}: {}", self.found), ..self }
     }
 }
 
-/// The error is a finding too, for `?`.
+/// The result of a check function; an error is a finding too, for `?`.
 pub type CheckOutcome = Result<Finding, Finding>;
 
-/// A finding with what is known of its check.
+/// A finding with the facts of its check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// Does not change between versions.
+    /// The ID, which does not change between versions.
     pub id: &'static str,
     pub title: &'static str,
     pub status: CheckStatus,
@@ -84,7 +84,7 @@ pub struct DoctorReport {
     pub warnings: usize,
     pub ok: usize,
     pub skipped: usize,
-    /// Checks of this machine, where only an agent is checked.
+    /// The number of checks of this machine, where only an agent is checked.
     pub left_out: usize,
     pub checks: Vec<Check>,
 }
@@ -105,7 +105,7 @@ impl DoctorReport {
         }
     }
 
-    /// Nothing failed.
+    /// Whether no check failed.
     pub fn is_ok(&self) -> bool {
         self.failed == 0
     }
@@ -115,7 +115,8 @@ impl DoctorReport {
         serde_json::to_string_pretty(self).expect("plain values are JSON") + "\n"
     }
 
-    /// Worst first, in lines of at most this many columns; below those that failed or warn why it matters and what to do.
+    /// The report, the worst first, in lines of at most this many columns. Those that failed or warn have why it
+    /// matters and what to do below them.
     pub fn text(&self, colour: bool, columns: usize) -> String {
         let mut checks: Vec<&Check> = self.checks.iter().collect();
         checks.sort_by_key(|check| check.status);
@@ -129,7 +130,7 @@ impl DoctorReport {
                 CheckStatus::Skipped => ("skipped", "2"),
             };
             let word = if colour { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_owned() };
-            // The word is as wide as "warning".
+            // The status is padded to the width of "warning".
             let head = format!("{word}  {:width$}  ", check.title);
             write_wrapped(&mut text, &head, 7 + 2 + width + 2, &check.found, columns);
             if let Some(to_do) = &check.to_do {

@@ -1,4 +1,4 @@
-//! Each check, by its observations.
+//! The finding of each check for given observations.
 
 mod observations;
 
@@ -26,7 +26,7 @@ fn a_healthy_node_passes_every_check() {
 
 type Case = (&'static str, Change, CheckStatus, &'static str);
 
-/// A check, what is changed for it, its status then, and a part of what it found.
+/// Each case has a check, what is changed for it, the resulting status, and a part of what it finds.
 macro_rules! cases {
     ($($check:literal, $change:expr, $status:ident, $part:literal;)*) => {
         vec![$(($check, $change, $status, $part)),*]

@@ -11,10 +11,10 @@ use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, wrapped};
 use crate::words::counted;
 
-/// Transitions of this device.
+/// The most transitions shown of this device.
 const EVENTS_SHOWN: usize = 20;
 
-/// `since`: the time since the response.
+/// The lines of the page. `since`: the time since the response.
 pub fn lines(node: &NodeResponse, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<Line> {
     let Some(gpu) = node.hardware.inventory.gpus.get(gpu) else {
         return vec![Line::new("The agent no longer reports this device.", Style::Plain)];
@@ -131,7 +131,7 @@ fn unattributed(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
     parts.chain(foreign).collect()
 }
 
-/// `host: memory 0.4G, processes 1, busy 3s`
+/// The unattributed use of one reason, such as `host: memory 0.4G, processes 1, busy 3s`.
 fn part(unattributed: &Unattributed, reason: UnattributedReason) -> Option<String> {
     let words = [
         unattributed.memory_bytes.get(&reason).map(|bytes| format!("memory {}", memory(Some(*bytes), None))),

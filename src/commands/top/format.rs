@@ -1,23 +1,23 @@
 //! Values as short words without spaces.
 
-/// Not known.
+/// The text of an unknown value.
 pub const DASH: &str = "-";
 
 pub fn known(text: Option<String>) -> String {
     text.unwrap_or_else(|| DASH.to_owned())
 }
 
-/// `94%`
+/// A percentage such as `94%`.
 pub fn percent(ratio: Option<f64>) -> String {
     known(ratio.map(|ratio| format!("{:.0}%", (ratio * 100.0).clamp(0.0, 9999.0))))
 }
 
-/// `633W`, `62C`
+/// A value with its unit, such as `633W` or `62C`.
 pub fn unit(value: Option<f64>, unit: &str) -> String {
     known(value.map(|value| format!("{:.0}{unit}", value.clamp(-9999.0, 999_999.0))))
 }
 
-/// `65.3/79.6G`, in GiB.
+/// Used and total memory in GiB, such as `65.3/79.6G`.
 pub fn memory(used: Option<u64>, total: Option<u64>) -> String {
     let gibibytes = |bytes: Option<u64>| known(bytes.map(|bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 30))));
     match (used, total) {
@@ -27,12 +27,12 @@ pub fn memory(used: Option<u64>, total: Option<u64>) -> String {
     }
 }
 
-/// `0.011kWh`
+/// An energy such as `0.011kWh`.
 pub fn energy(joules: Option<f64>) -> String {
     known(joules.map(|joules| format!("{:.3}kWh", (joules / 3.6e6).clamp(0.0, 1e9))))
 }
 
-/// `59s`, `1m01s`, `1h01m`, `1d01h`
+/// A duration such as `59s`, `1m01s`, `1h01m` or `1d01h`.
 pub fn span(seconds: f64) -> String {
     let seconds = seconds.max(0.0) as u64;
     match seconds {

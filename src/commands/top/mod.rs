@@ -23,7 +23,7 @@ struct Line {
     style: Style,
 }
 
-/// Each has a word or sign beside it, for terminals without colours.
+/// The style of a line; each also has a word or sign, for terminals without colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
     Plain,

@@ -1,6 +1,6 @@
 //! The loop of `podmeter top`: polls the agent, draws, handles keys and signals.
 //!
-//! In: where the agent is. Out: screens in a terminal, or text once. Does not use: what the screens contain.
+//! In: where the agent is. Out: screens in a terminal, or text once.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -23,15 +23,15 @@ use crate::serve::api::NodeResponse;
 
 /// How often ages are redrawn without other changes.
 const REDRAW: Duration = Duration::from_millis(500);
-/// Of the 256 colours, readable on light and dark backgrounds, and with every common form of colour blindness.
+/// One of 256 colours, readable on light and dark backgrounds, and with every common form of colour blindness.
 const VERMILION: Color = Color::AnsiValue(166);
 
 #[derive(Clone, Debug)]
 pub struct TopSettings {
     pub target: AgentTarget,
-    /// Between two requests.
+    /// The time between two requests.
     pub interval: Duration,
-    /// Print text, also in a terminal.
+    /// Whether to print text once, also in a terminal.
     pub once: bool,
 }
 
@@ -43,7 +43,7 @@ pub enum TopError {
     Terminal(#[from] io::Error),
 }
 
-/// In a terminal until the user quits; otherwise once, as the text returned.
+/// Runs in a terminal until the user quits; otherwise returns the text once.
 pub async fn run(settings: TopSettings) -> Result<Option<String>, TopError> {
     let dumb = std::env::var_os("TERM").is_some_and(|kind| kind == "dumb");
     if settings.once || dumb || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
@@ -75,7 +75,7 @@ impl Drop for Restored {
     }
 }
 
-/// Where that fails there is no terminal for a message.
+/// Restores the terminal. Where that fails there is no terminal for a message.
 fn restore() {
     let _ = execute!(io::stdout(), ResetColor, Show, LeaveAlternateScreen);
     let _ = terminal::disable_raw_mode();
@@ -130,7 +130,7 @@ async fn poll(settings: TopSettings, responses: mpsc::Sender<Result<NodeResponse
     }
 }
 
-/// In one write, each line over the one before, so that nothing flickers.
+/// Draws in one write, each line over the earlier one, so that nothing flickers.
 fn draw(lines: &[Line], colours: bool) -> io::Result<()> {
     let mut output = vec![];
     for (row, line) in (0..).zip(lines) {

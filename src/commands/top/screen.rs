@@ -1,4 +1,4 @@
-//! What is on the screen. Inputs: responses, keys and the time. Output: lines. It uses neither terminal nor clock.
+//! The content of the screen. Inputs: responses, keys and the time. Output: lines. It uses neither terminal nor clock.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::domain::model::{GpuUuid, Monotonic};
 use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, fit, wrapped};
 
-/// Lines above the table; further problems are in the details.
+/// The most lines above the table; further problems are in the details.
 const HEAD: usize = 6;
 
 pub struct Screen {
-    /// The agent, for people.
+    /// The agent, as shown to the user.
     target: String,
     interval: Duration,
     node: Option<NodeResponse>,
@@ -24,11 +24,11 @@ pub struct Screen {
     /// Why the last poll failed.
     pub failure: Option<String>,
     selected_key: Option<String>,
-    /// Where the selected row was last: the selection stays there when the row is gone.
+    /// The last index of the selected row: the selection stays there when the row is gone.
     selected_index: usize,
-    /// Whose details are shown.
+    /// The GPU whose details are shown.
     detail: Option<GpuUuid>,
-    /// Lines of the details above the screen.
+    /// The number of lines of the details above the screen.
     scrolled: usize,
 }
 
@@ -51,7 +51,7 @@ impl Screen {
         self.node.as_ref().map(table::rows).unwrap_or_default()
     }
 
-    /// False: quit.
+    /// Handles a key. Returns false to quit.
     pub fn press(&mut self, key: KeyEvent) -> bool {
         let step: isize = match key.code {
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
@@ -69,7 +69,7 @@ impl Screen {
             _ => return true,
         };
         if self.detail.is_some() {
-            // Lines stop at the last one.
+            // `lines` stops at the last one.
             self.scrolled = self.scrolled.saturating_add_signed(step);
             return true;
         }
@@ -81,13 +81,13 @@ impl Screen {
         true
     }
 
-    /// Which row is selected; `None` where there are none.
+    /// The index of the selected row; `None` where there are no rows.
     fn selected(&self, rows: &[TableRow]) -> Option<usize> {
         let found = self.selected_key.as_ref().and_then(|key| rows.iter().position(|row| row.key == *key));
         found.or_else(|| Some(self.selected_index.min(rows.len().checked_sub(1)?)))
     }
 
-    /// At most `height` lines of at most `width` columns.
+    /// The lines, at most `height` of at most `width` columns.
     pub fn lines(&mut self, now: Monotonic, width: usize, height: usize) -> Vec<Line> {
         let since = now.since(self.changed);
         let mut lines = self.title(since, width);
@@ -123,7 +123,7 @@ impl Screen {
         lines.into_iter().map(|line| Line::new(fit(&line.text, width, false).trim_end(), line.style)).collect()
     }
 
-    /// The node and how current its data are, and why the last poll failed.
+    /// The node, the age of its data, and why the last poll failed.
     fn title(&self, since: Duration, width: usize) -> Vec<Line> {
         let limit = (3 * self.interval).max(Duration::from_secs(5));
         let (word, style) = match &self.node {

@@ -32,21 +32,21 @@ const COLUMNS: [&str; 15] = [
     "LAST_ACTIVE",
     "UUID",
 ];
-/// Least width of a name that is cut, so that the columns after it are on the screen.
+/// The least width of a name that is cut so that the columns after it are on the screen.
 const LEAST_NAME_WIDTH: usize = 30;
-/// Width of a state that is cut.
+/// The width of a state that is cut.
 const CUT_STATE_WIDTH: usize = 18;
 
 /// A device, or a container on one.
 pub struct TableRow {
-    /// The same from response to response.
+    /// Identifies the row across responses.
     pub key: String,
     pub gpu: GpuUuid,
     cells: [String; COLUMNS.len()],
     style: Style,
 }
 
-/// GPUs by number, each followed by its containers and its MIG devices, these by theirs.
+/// The GPUs by number, each followed by its containers and its MIG devices, and each of these by its containers.
 pub fn rows(node: &NodeResponse) -> Vec<TableRow> {
     let mut rows = vec![];
     for gpu in in_order(node) {
@@ -57,7 +57,7 @@ pub fn rows(node: &NodeResponse) -> Vec<TableRow> {
             rows.extend(containers(node, &gpu.uuid, Some(&mig.uuid), 4));
         }
     }
-    // Of a device that was removed.
+    // An account may be of a device that was removed.
     let inventory = &node.hardware.inventory;
     let is_listed = |account: &&Account| match &account.mig {
         None => inventory.gpus.contains_key(&account.gpu),
@@ -82,20 +82,20 @@ fn in_order(node: &NodeResponse) -> Vec<&Gpu> {
     gpus
 }
 
-/// Missing cells are unknown.
+/// A row; missing cells are unknown.
 fn row(key: String, gpu: &GpuUuid, cells: Vec<String>, style: Style) -> TableRow {
     let mut cells = cells.into_iter();
     TableRow { key, gpu: gpu.clone(), cells: std::array::from_fn(|_| known(cells.next())), style }
 }
 
-/// `0`, `0:1`; a GPU without a number has its address.
+/// The number, such as `0` or `0:1`; a GPU without a number has its address.
 pub fn number(gpu: &Gpu, mig: Option<&MigDevice>) -> String {
     let address = || gpu.pci_bus_id.as_ref().map_or_else(|| "?".to_owned(), |bus| clean(bus.as_str()));
     let number = gpu.index.map_or_else(address, |index| index.to_string());
     mig.map_or_else(|| number.clone(), |mig| format!("{number}:{}", mig.index))
 }
 
-/// `H100 80GB HBM3`, `1g.10gb`
+/// The model or profile, such as `H100 80GB HBM3` or `1g.10gb`.
 pub fn model(gpu: &Gpu, mig: Option<&MigDevice>) -> String {
     match (mig, gpu.model.as_deref()) {
         (Some(mig), _) => clean(&mig.profile),
@@ -132,7 +132,7 @@ fn device(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> TableRow {
     row(uuid.to_owned(), &gpu.uuid, cells, if is_alarm { Style::Alarm } else { Style::Plain })
 }
 
-/// In one word, with the first reason where it is unhealthy, and whether that is a problem.
+/// The state in one word, with the first reason where it is unhealthy, and whether it is a problem.
 pub fn state(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) {
     if let Some(unserved) = node.hardware.inventory.unserved.get(&gpu.uuid) {
         return (format!("unserved:{}", clean(unserved.kernel_driver.as_deref().unwrap_or("no driver"))), false);
@@ -156,8 +156,8 @@ fn free(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<S
     }
 }
 
-/// `+host`: reasons with processes, other than the driver's own. A process may be seen shortly
-/// before its allocation: `+not_allocated` is shown where the agent names the pod.
+/// The unattributed reasons with processes, such as `+host`, except those of the driver. A process may be listed
+/// shortly before its allocation: `+not_allocated` is shown where the agent names the pod.
 fn unattributed(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<String> {
     let unattributed = node.unattributed.iter().filter(|one| one.gpu == gpu.uuid && mig.is_none());
     let is_foreign = node.unallocated_uses.iter().any(|one| one.gpu == gpu.uuid);
@@ -169,7 +169,7 @@ fn unattributed(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<
     shown.map(|(reason, _)| format!("+{}", reason.into_str())).collect()
 }
 
-/// Holders first, then by name; without those that ended over a minute ago.
+/// The containers' rows: holders first, then by name; without those that ended over a minute ago.
 fn containers(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigUuid>, indent: usize) -> Vec<TableRow> {
     let on_it = |account: &&Account| {
         account.gpu == *gpu && account.mig.as_ref() == mig && !account.has_long_ended(node.at.monotonic)
@@ -206,7 +206,7 @@ fn container(node: &NodeResponse, account: &Account, indent: usize) -> TableRow 
     row(format!("{name}\n{}\n{mig}", account.gpu), &account.gpu, cells, style)
 }
 
-/// `exclusive`; `time_slicing:25%`: the part of the device that it holds.
+/// How the device is shared, and the part that the container holds: `exclusive`, or `time_slicing:25%`.
 pub fn sharing(holding: &Holding, held: Option<f64>) -> String {
     let part = held.filter(|held| *held < 1.0).map_or_else(String::new, |held| format!(":{}", percent(Some(held))));
     format!("{}{part}", holding.sharing.into_str())
@@ -232,14 +232,14 @@ pub fn lines(rows: &[TableRow], width: usize) -> Vec<Line> {
     std::iter::once(titles).chain(rows.iter().map(|row| line(&row.cells, row.style))).collect()
 }
 
-/// `demo, simulated driver 570.124.06, up 1m15s`
+/// The node, such as `demo, simulated driver 570.124.06, up 1m15s`.
 pub fn title(node: &NodeResponse) -> String {
     let driver = clean(&node.hardware.driver_words());
     let name = if node.node_name.is_empty() { "podmeter".to_owned() } else { clean(&node.node_name) };
     format!("{name}, {driver}, up {}", span(node.at.monotonic.as_duration().as_secs_f64()))
 }
 
-/// What is below the title: totals, how old the data are, free devices, problems. `since`: the time since the response.
+/// The lines below the title: totals, the data's age, free devices, problems. `since`: the time since the response.
 pub fn head(node: &NodeResponse, since: Duration) -> Vec<Line> {
     let overview = &node.overview.node;
     let holding = node.accounts.iter().filter(|account| account.holding.is_some());
@@ -281,7 +281,7 @@ pub fn head(node: &NodeResponse, since: Duration) -> Vec<Line> {
     lines
 }
 
-/// Problems that the agent reports, and each unhealthy device.
+/// The problems that the agent reports, and each unhealthy device.
 fn problems(node: &NodeResponse) -> Vec<String> {
     let own = [node.hardware.problem.as_deref(), node.kubelet.problem.as_deref()];
     let mut problems: Vec<String> = own.into_iter().flatten().map(clean).collect();
@@ -294,12 +294,12 @@ fn problems(node: &NodeResponse) -> Vec<String> {
     problems
 }
 
-/// Why a GPU or MIG devices of it are unhealthy, by the device's number.
+/// Why a GPU or its MIG devices are unhealthy, each with the device's number.
 pub fn causes<'a>(node: &'a NodeResponse, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
     let Some(health) = node.health.gpus.get(&gpu.uuid) else { return vec![] };
     let mut causes: Vec<_> = health.whole.causes.iter().map(|cause| (number(gpu, None), cause)).collect();
     for (uuid, part) in &health.mig_devices {
-        // The causes of the whole GPU are also in each part.
+        // Each part also has the causes of the whole GPU.
         let own = part.causes.iter().filter(|cause| !health.whole.causes.contains(cause));
         causes.extend(own.map(|cause| (number(gpu, gpu.mig_device(uuid)), cause)));
     }

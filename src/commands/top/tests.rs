@@ -17,7 +17,7 @@ use crate::domain::model::{Attribution, Monotonic, SharingForm, UnixSeconds};
 use crate::serve::api::NodeResponse;
 use crate::serve::metrics::tests::fixture;
 
-/// As a client reads it.
+/// The fixture's node, as a client reads it from JSON.
 fn node() -> NodeResponse {
     let json = serde_json::to_vec(&NodeResponse::from(&fixture::snapshot())).unwrap();
     serde_json::from_slice(&json).unwrap()
@@ -35,7 +35,7 @@ fn press(screen: &mut Screen, code: KeyCode) -> bool {
     screen.press(KeyEvent::new(code, KeyModifiers::NONE))
 }
 
-/// Marked where it is selected or a problem.
+/// The lines of the screen, marked where they are selected or a problem.
 fn shown(screen: &mut Screen, now: u64, width: usize, height: usize) -> String {
     let lines = screen.lines(seconds(now), width, height);
     assert!(lines.len() == height && lines.iter().all(|line| line.text.width() <= width), "{lines:#?}");
@@ -120,10 +120,10 @@ fn the_last_response_stays_and_is_marked_stale() {
     next.sequence += 1;
     screen.update(next.clone(), seconds(11));
     is(&mut screen, " fresh, 0s", 11);
-    // An agent that returns the same snapshot again and again.
+    // The agent returns the same snapshot again and again.
     screen.update(next.clone(), seconds(17));
     is(&mut screen, " STALE, 6s", 17);
-    // A restarted agent may have the same sequence number.
+    // A restarted agent may return the same sequence number.
     next.started = UnixSeconds(next.started.0 + 1.0);
     screen.update(next, seconds(18));
     is(&mut screen, " fresh, 0s", 18);
@@ -157,7 +157,7 @@ fn a_selection_stays_on_its_row_when_others_come() {
     assert!(selected(&mut screen).starts_with(">1 "), "{}", selected(&mut screen));
 }
 
-/// Of the fixture, with every name replaced.
+/// This many GPUs and accounts of the fixture, with every name replaced.
 fn shrunk(gpus: usize, accounts: usize, name: &str) -> NodeResponse {
     let mut node = node();
     node.sequence = u64::try_from(gpus * 10 + accounts).unwrap();

@@ -36,7 +36,7 @@ fn rejected(reason: &'static str, message: &str) -> AdmissionOutcome {
 }
 
 impl FakeKubelet {
-    /// Admits a pod through the device manager and the registered plugins. Waits for the pods before it and, like the
+    /// Admits a pod, with the device manager and the registered plugins. Waits for the pods before it and, like the
     /// kubelet, without limit for the plugin; ends when the kubelet does.
     pub async fn add_pod(&self, spec: PodSpec) -> AdmissionOutcome {
         let shared = &self.shared;
@@ -63,9 +63,9 @@ impl FakeKubelet {
         outcome.err().unwrap_or(AdmissionOutcome::Running)
     }
 
-    /// The machine restarts: when the kubelet is ready again, every pod that is not over goes through admission again,
-    /// with what it holds. The phase of an admitted pod stays; the caller ends its processes. Returns the outcome of each
-    /// pod, by `<namespace>/<name>`.
+    /// Restarts the machine: when the kubelet is ready again, every pod that has not ended is admitted again, with what
+    /// it holds. The phase of an admitted pod stays; the caller ends its processes. Returns the outcome of each pod, by
+    /// `<namespace>/<name>`.
     pub async fn reboot(&self) -> io::Result<BTreeMap<String, AdmissionOutcome>> {
         self.restart()?;
         self.ready().await;
@@ -87,8 +87,8 @@ impl FakeKubelet {
         Ok(outcomes)
     }
 
-    /// A start or restart of a container: the runtime's input, or why the container does not start. `None`: there is
-    /// no such pod. Allocate is not called again; PreStartContainer is, where required.
+    /// Starts or restarts a container: returns the runtime's input, or why the container does not start. `None`: there
+    /// is no such pod. Allocate is not called again; PreStartContainer is, where required.
     pub async fn start_container(
         &self,
         namespace: &str,
@@ -102,7 +102,7 @@ impl FakeKubelet {
             if let Err(error) = pre_start(&self.shared, &resource, devices).await {
                 return Some(Err(error));
             }
-            // A message followed by another is both, merged. A checkpoint may contain anything.
+            // Two messages one after the other decode as both, merged. A checkpoint may contain anything.
             let _ = options.merge(answer.as_slice());
         }
         Some(Ok(options))
@@ -129,7 +129,7 @@ async fn allocate_all(shared: &SharedKubelet, uid: &str, spec: &PodSpec) -> Resu
             })?;
             is_given |= !chosen.is_empty();
             match kind {
-                // What an init container had, a later container of the pod gets.
+                // A later container of the pod may get the devices of an init container.
                 ContainerKind::Init => of_resource.extend(chosen),
                 ContainerKind::Sidecar | ContainerKind::App => of_resource.retain(|id| !chosen.contains(id)),
             }
@@ -141,7 +141,8 @@ async fn allocate_all(shared: &SharedKubelet, uid: &str, spec: &PodSpec) -> Resu
     Ok(())
 }
 
-/// One container, one resource: choose, call the plugin once. Written down once the container has all its devices.
+/// Allocates one resource to one container: chooses, and calls the plugin once. The checkpoint is written once the
+/// container has all its devices.
 async fn allocate(
     shared: &SharedKubelet,
     key: AssignmentKey,

@@ -21,10 +21,10 @@ impl FakeKubeletState {
         v1::ListPodResourcesResponse { pod_resources }
     }
 
-    /// The pod if it is active.
+    /// The pod, if it is active.
     pub fn get(&self, namespace: &str, name: &str) -> Option<v1::PodResources> {
         let of_name = self.visible().filter(|pod| pod.spec.namespace == namespace && pod.name == name);
-        // The kubelet finds a name's latest pod.
+        // The kubelet returns the latest pod of a name.
         let pod = of_name.last()?;
         pod.phase.is_active().then(|| self.resources_of(pod))
     }
@@ -37,7 +37,7 @@ impl FakeKubeletState {
         for (resource, device) in self.devices.allocatable() {
             match &device.numa_nodes {
                 None => devices.push(entry(resource, &device.id, None)),
-                // A topology without nodes yields no entry: so does the kubelet's loop.
+                // A topology without nodes yields no entry, as in the kubelet's loop.
                 Some(nodes) => devices.extend(nodes.iter().map(|node| entry(resource, &device.id, Some(*node)))),
             }
         }
@@ -77,15 +77,15 @@ impl FakeKubeletState {
         }
     }
 
-    /// One unknown claim empties the list.
+    /// The container's claims; one unknown claim empties the list.
     fn dynamic_resources(&self, namespace: &str, container: &ContainerSpec) -> Vec<v1::DynamicResource> {
         let claims = container.claims.iter().map(|name| self.claims.get(&(namespace.to_owned(), name.clone())));
         claims.map(|claim| claim.map(dynamic_resource)).collect::<Option<Vec<_>>>().unwrap_or_default()
     }
 }
 
-/// All devices of the claim, whichever of its requests the container uses. The CDI names of a driver add up from
-/// device to device, as they do in 1.36.2.
+/// All devices of the claim, whichever of its requests the container uses. Each device also has the CDI names of the
+/// driver's earlier devices, as in 1.36.2.
 fn dynamic_resource(claim: &Claim) -> v1::DynamicResource {
     let mut so_far: BTreeMap<&str, Vec<v1::CdiDevice>> = BTreeMap::new();
     let claim_resources = claim.devices.iter().map(|device| {

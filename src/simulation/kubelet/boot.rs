@@ -49,7 +49,7 @@ impl FakeKubelet {
         self.switch_on(early_window)
     }
 
-    /// Until the early window is over. Returns at once from a stopped kubelet.
+    /// Waits until the early window is over; returns at once where the kubelet is stopped.
     pub async fn ready(&self) {
         self.shared.until(|| matches!(self.shared.boot(), Boot::Off | Boot::Ready)).await;
     }
@@ -84,8 +84,7 @@ impl FakeKubelet {
     }
 }
 
-/// The second half of a start: the device manager, then the pods. It owns the registration server for as long as the
-/// kubelet runs.
+/// The second half of a start: the device manager, then the pods. Keeps the registration server until the kubelet ends.
 async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
     tokio::time::sleep(window * 3 / 4).await;
     let registration = start_device_manager(&shared)
@@ -96,7 +95,7 @@ async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
     drop(registration);
 }
 
-/// The checkpoint is read, other plugins' sockets are deleted, then the registration socket appears.
+/// Reads the checkpoint, deletes the plugins' sockets, then makes the registration socket.
 fn start_device_manager(shared: &Arc<SharedKubelet>) -> io::Result<SocketServer> {
     let now = shared.now();
     let known = SimulatedCheckpoint::read(&shared.device_plugins);

@@ -1,4 +1,4 @@
-//! The checkpoint file in the device plugin directory, in the kubelet's own layout.
+//! The checkpoint file in the device plugin directory, in the kubelet's layout.
 //!
 //! In: what containers were given, and the healthy devices of each resource. Out: the same after a restart.
 
@@ -20,7 +20,7 @@ const FILE: &str = "kubelet_internal_checkpoint";
 #[serde(rename_all = "PascalCase")]
 pub struct SimulatedCheckpoint {
     pub data: SimulatedCheckpointData,
-    /// The kubelet's is a hash of its Go structures. Not checked.
+    /// The checksum, which is not checked; the kubelet's is a hash of its Go structures.
     pub checksum: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct SimulatedPodDevices {
     pub resource_name: String,
     #[serde(rename = "DeviceIDs")]
     pub device_ids: BTreeMap<i64, Vec<String>>,
-    /// Base64.
+    /// The answer to Allocate, in Base64.
     pub alloc_resp: String,
 }
 
@@ -52,7 +52,7 @@ impl SimulatedCheckpoint {
         Self { data: SimulatedCheckpointData { pod_device_entries, registered_devices }, checksum: 0 }
     }
 
-    /// Absent, unreadable and corrupt have the same effect in a kubelet: it starts without allocations.
+    /// Reads the file. Where it is absent, unreadable or corrupt, a kubelet starts without allocations.
     pub fn read(directory: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(directory.join(FILE)).ok()?).ok()
     }

@@ -1,5 +1,5 @@
-//! The device manager's bookkeeping: which devices there are, which are healthy, and which container has which.
-//! Decisions only: other modules call the plugins and write the checkpoint.
+//! The state of the device manager: which devices there are, which are healthy, and which container has which. Pure:
+//! other modules call the plugins and write the checkpoint.
 
 mod selection;
 
@@ -15,11 +15,11 @@ pub use selection::Selection;
 /// How long the kubelet keeps the capacity of a resource whose plugin has disconnected.
 pub const STOP_GRACE: Duration = Duration::from_secs(300);
 
-/// Lists that are remembered.
+/// The most lists that `history` keeps.
 const HISTORY: usize = 256;
 
-/// Which kubelet is simulated. The versions differ in second registrations of a resource, and from 1.37 the Pods API is
-/// always served.
+/// The version of the simulated kubelet. The versions differ in second registrations of a resource, and from 1.37 the
+/// Pods API is always served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KubeletVersion {
     /// Up to 1.36: the last registration counts, and the end of any old stream disconnects the current plugin.
@@ -29,12 +29,12 @@ pub enum KubeletVersion {
     From137,
 }
 
-/// One device as a plugin lists it.
+/// One device in a plugin's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedDevice {
     pub id: String,
     pub healthy: bool,
-    /// `None`: no topology. `Some` and empty: a topology without nodes, which hides the device from
+    /// The NUMA nodes. `None`: no topology. Empty: a topology without nodes, which hides the device from
     /// GetAllocatableResources.
     pub numa_nodes: Option<Vec<i64>>,
 }
@@ -50,7 +50,7 @@ impl ListedDevice {
     }
 }
 
-/// What a container was given of one resource.
+/// The devices of one resource that a container was given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     /// Device ids by NUMA node; node -1 means "unknown". A device on two nodes is listed under both.
@@ -59,19 +59,19 @@ pub struct Assignment {
     pub answer: Vec<u8>,
 }
 
-/// By resource: device ids, and the plugin's answer to Allocate as protobuf.
+/// The device IDs and the plugin's answer to Allocate as protobuf, by resource.
 pub type AllocateAnswers = BTreeMap<String, (Vec<String>, Vec<u8>)>;
 
-/// (pod uid, container, resource)
+/// The key of an assignment: (pod UID, container, resource).
 pub type AssignmentKey = (String, String, String);
 
 #[derive(Debug, Default)]
 struct ManagedResource {
-    /// The list received last; of two entries with one id, the later.
+    /// The last list; of two entries with one ID, the later.
     devices: BTreeMap<String, ListedDevice>,
     healthy: BTreeSet<String>,
     unhealthy: BTreeSet<String>,
-    /// When the plugin went away.
+    /// When the plugin disconnected.
     stopped: Option<Monotonic>,
 }
 
@@ -82,7 +82,7 @@ struct Connection {
     list: Option<Vec<ListedDevice>>,
 }
 
-/// One plugin connection, in order of registration.
+/// The number of a plugin connection, in the order of registration.
 pub type Serial = u64;
 
 #[derive(Debug, Default)]
@@ -91,14 +91,14 @@ pub struct DeviceManager {
     resources: BTreeMap<String, ManagedResource>,
     assignments: BTreeMap<AssignmentKey, Assignment>,
     connections: BTreeMap<Serial, Connection>,
-    /// By resource, the plugin that gets Allocate calls.
+    /// The plugin that gets the Allocate calls of each resource.
     current: BTreeMap<String, Serial>,
-    /// Up to 1.36: by resource, the client that is disconnected when a stream of the resource ends.
+    /// Up to 1.36: the client of each resource that is disconnected when a stream of the resource ends.
     clients: BTreeMap<String, Serial>,
     last_serial: Serial,
-    /// Resources whose plugin is called before each start of a container. A kubelet that restarts no longer has them.
+    /// The resources whose plugin is called before each start of a container. A restart of the kubelet forgets them.
     pub pre_start: BTreeSet<String>,
-    /// Devices (resource, id) that a stream left out after it had listed them. A kubelet may panic over each.
+    /// The devices (resource, ID) that a stream omitted after it had listed them. A kubelet may panic over each.
     pub dropped: Vec<(String, String)>,
     /// The latest lists received from every plugin, whether or not they took effect, with their resources.
     pub history: VecDeque<(String, Vec<ListedDevice>)>,
@@ -117,7 +117,7 @@ impl DeviceManager {
     }
 
     /// The state of a kubelet after a restart. The connections are closed, and known resources have no devices until
-    /// their plugins register again. Connections are numbered on from those of the `previous` run.
+    /// their plugins register again. The numbers of connections continue from those of the `previous` run.
     pub fn restored(checkpoint: &SimulatedCheckpoint, now: Monotonic, previous: &Self) -> Self {
         let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
         let history = previous.history.clone();
@@ -142,7 +142,7 @@ impl DeviceManager {
         SimulatedCheckpoint::new(entries, registered)
     }
 
-    /// A plugin was dialled and answered its options.
+    /// Adds the connection of a plugin that was dialled and answered its options.
     pub fn connected(&mut self, resource: &str, endpoint: &str) -> Result<Serial, String> {
         let same_path = |connection: &Connection| connection.endpoint == endpoint && connection.resource == resource;
         if self.version == KubeletVersion::From137 && self.connections.values().any(same_path) {
@@ -159,15 +159,15 @@ impl DeviceManager {
         Ok(self.last_serial)
     }
 
-    /// A plugin could not be dialled, or did not answer its options. Up to 1.36 the kubelet then drops the client of
-    /// the resource, whose devices stay allocatable: the later end of that stream has no effect.
+    /// Applies a failed dial, or a failed query of the options. Up to 1.36 the kubelet then drops the client of the
+    /// resource, whose devices stay allocatable: the later end of that stream has no effect.
     pub fn registration_failed(&mut self, resource: &str) {
         if self.version == KubeletVersion::UpTo136 {
             self.clients.remove(resource);
         }
     }
 
-    /// A ListAndWatch message: the whole list replaces the last. Returns whether it took effect.
+    /// Applies a ListAndWatch message: the whole list replaces the last. Returns whether it took effect.
     pub fn listed(&mut self, serial: Serial, list: Vec<ListedDevice>) -> bool {
         let Some(connection) = self.connections.get_mut(&serial) else { return false };
         let resource = connection.resource.clone();
@@ -198,7 +198,7 @@ impl DeviceManager {
         }
     }
 
-    /// The stream of a plugin ended. Returns the connections that the kubelet closes because of it.
+    /// Applies the end of a plugin's stream. Returns the connections that the kubelet closes because of it.
     pub fn stream_ended(&mut self, serial: Serial, now: Monotonic) -> Vec<Serial> {
         let Some(connection) = self.connections.remove(&serial) else { return Vec::new() };
         let name = connection.resource;
@@ -243,7 +243,7 @@ impl DeviceManager {
         self.resources.len() < before
     }
 
-    /// Frees what pods hold that are no longer active.
+    /// Frees the devices of pods that are no longer active.
     pub fn keep_only(&mut self, active: &BTreeSet<&str>) {
         self.assignments.retain(|(pod, _, _), _| active.contains(pod.as_str()));
     }
@@ -256,7 +256,7 @@ impl DeviceManager {
         self.resources.iter().map(|(name, resource)| (name.clone(), count(resource))).collect()
     }
 
-    /// Healthy devices, held or not, with the topology of the last list.
+    /// The healthy devices, held or not, with the topology of the last list.
     pub fn allocatable(&self) -> impl Iterator<Item = (&str, &ListedDevice)> {
         self.resources.iter().flat_map(|(name, resource)| {
             let healthy = resource.healthy.iter().filter_map(|id| resource.devices.get(id));
@@ -264,7 +264,7 @@ impl DeviceManager {
         })
     }
 
-    /// Each device of the resource and whether it could be given; none could before its new plugin has listed it.
+    /// Each device of the resource and whether it can be allocated; none can before its new plugin has listed it.
     pub fn usable(&self, resource: &str) -> impl Iterator<Item = (&str, bool)> {
         let resources = self.resources.get(resource).into_iter();
         resources.flat_map(|resource| resource.devices.keys().map(|id| (id.as_str(), resource.healthy.contains(id))))
@@ -286,7 +286,7 @@ impl DeviceManager {
         self.connections.values().filter(|connection| connection.resource == resource).count()
     }
 
-    /// Allocate answered: from now on List shows it.
+    /// Applies an answer to Allocate: List shows the devices from now on.
     pub fn assign(&mut self, key: AssignmentKey, devices: &[String], answer: Vec<u8>) {
         let known = self.resources.get(&key.2);
         let mut by_node: BTreeMap<i64, Vec<String>> = BTreeMap::new();
@@ -309,7 +309,7 @@ impl DeviceManager {
         }
     }
 
-    /// (resource, device, NUMA node) of one container.
+    /// The devices of one container as (resource, device, NUMA node).
     pub fn devices_of(&self, pod_uid: &str, container: &str) -> impl Iterator<Item = (&str, &str, Option<i64>)> {
         self.assignments_of(pod_uid, container).flat_map(|(resource, assignment)| {
             assignment.by_node.iter().flat_map(move |(node, ids)| {
@@ -319,7 +319,7 @@ impl DeviceManager {
         })
     }
 
-    /// What one container was given.
+    /// The devices that one container was given, and the answers.
     pub fn answers_of(&self, pod_uid: &str, container: &str) -> AllocateAnswers {
         let ids = |assignment: &Assignment| assignment.by_node.values().flatten().cloned().collect();
         let assignments = self.assignments_of(pod_uid, container);
@@ -332,7 +332,7 @@ impl DeviceManager {
         assignments.map(|((_, _, resource), assignment)| (resource.as_str(), assignment))
     }
 
-    /// Removes what a pod was given.
+    /// Frees the devices of a pod.
     pub fn free(&mut self, pod_uid: &str) {
         self.assignments.retain(|(pod, _, _), _| pod != pod_uid);
     }

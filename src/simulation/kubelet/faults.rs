@@ -11,31 +11,31 @@ pub enum Method {
     List,
     GetAllocatableResources,
     Get,
-    /// Of a plugin. A hanging one is not validated yet.
+    /// A plugin's call. A hanging one is not validated yet.
     Register,
-    /// The kubelet's, to a plugin; within its Register.
+    /// The kubelet's call of a plugin, within its Register.
     GetDevicePluginOptions,
-    /// The kubelet's, to a plugin. A hanging one is not made; one that fails is made, and its stream breaks at once.
+    /// The kubelet's call of a plugin. A hanging one is not made; a failing one is made, and its stream breaks at once.
     ListAndWatch,
-    /// The kubelet's, to a plugin. A hanging one is in progress.
+    /// The kubelet's call of a plugin. A hanging one is in progress.
     Allocate,
-    /// No call: between two containers of a pod that is being admitted. What the first was given is listed meanwhile.
+    /// No call: the moment between two containers of a pod in admission. The first one's devices are listed meanwhile.
     NextContainer,
-    /// The same between two resources of a container. The checkpoint does not have the first yet.
+    /// No call: the moment between two resources of a container. The checkpoint does not have the first yet.
     NextResource,
 }
 
-/// What goes wrong on request.
+/// The faults that a test has requested.
 #[derive(Debug, Default)]
 pub struct InjectedFaults {
     pub hanging: BTreeSet<Method>,
     pub failing: BTreeMap<Method, Status>,
-    /// Blow List's answer up by about this size.
+    /// The size by which List's answer grows, approximately.
     pub answer_bytes: Option<usize>,
 }
 
-/// A pod with a claim whose devices take about this much of an answer: what a driver did that made the kubelet append
-/// a claim's devices at every retry.
+/// A pod with a claim whose devices take about this many bytes of an answer: a driver once made the kubelet append a
+/// claim's devices at every retry.
 pub fn stuck_pod(bytes: usize) -> v1::PodResources {
     let device = v1::ClaimResource {
         driver_name: "gpu.example.com".to_owned(),

@@ -1,7 +1,7 @@
-//! A fake kubelet on real unix sockets, after the observed behaviour of Kubernetes 1.36 and its neighbours.
+//! A fake kubelet on real unix sockets, after the observed behaviour of Kubernetes 1.36 and adjacent versions.
 //!
-//! In: pods and plugins, and what is to go wrong. Out: the PodResources API, the Pods API, the registration socket and
-//! the checkpoint file. Does not use: the identity of its clients.
+//! In: pods and plugins, and faults. Out: the PodResources API, the Pods API, the registration socket and the
+//! checkpoint file. Does not use: the identity of its clients.
 
 mod admission;
 mod answers;
@@ -48,14 +48,14 @@ use crate::wire::v1::ContainerMemory;
 pub struct Options {
     pub version: KubeletVersion,
     pub gates: Gates,
-    /// Fixes every random order and choice.
+    /// The seed of every random order and choice.
     pub seed: u64,
-    /// How long a restarted kubelet answers with nothing or with a part.
+    /// How long a restarted kubelet lists no pods or a part of them.
     pub early_window: Duration,
     pub dial_timeout: Duration,
-    /// Allocatable under the static CPU policy; empty without one.
+    /// The allocatable CPUs under the static CPU policy; empty without it.
     pub cpu_ids: Vec<i64>,
-    /// Allocatable under the static memory policy; empty without one.
+    /// The allocatable memory under the static memory policy; empty without it.
     pub memory: Vec<ContainerMemory>,
 }
 
@@ -73,7 +73,8 @@ impl Default for Options {
     }
 }
 
-/// Dropping it ends it as SIGKILL would: connections break, socket files stay in the caller's directory.
+/// The running fake kubelet. Dropping it ends it as SIGKILL would: connections break, socket files stay in the caller's
+/// directory.
 #[derive(Debug)]
 pub struct FakeKubelet {
     shared: Arc<SharedKubelet>,
@@ -104,18 +105,18 @@ impl FakeKubelet {
         self.shared.device_plugins.clone()
     }
 
-    /// With a directory for each DRA driver, which the driver makes.
+    /// The directory in which each DRA driver makes a directory.
     pub fn dra_plugin_directory(&self) -> PathBuf {
         self.root.join("plugins")
     }
 
-    /// There from 1.37, or with the gate on.
+    /// The socket of the Pods API, which exists from 1.37, or with the gate on.
     pub fn pods_api_socket(&self) -> PathBuf {
         self.root.join("pods-api/pods-api.sock")
     }
 
-    /// Replaces all pods by running ones. Their `requests` are ignored: what they hold is given. A pod that was
-    /// there under the same name stays the same pod, unless the new one has another UID.
+    /// Replaces all pods by running ones. Their `requests` are ignored: what they hold is given. An existing pod of the
+    /// same name stays the same pod, unless the new one has another UID.
     pub fn set_pods(&self, pods: Vec<PodSpec>) {
         let mut state = self.shared.state.lock();
         let before = std::mem::take(&mut state.pods);
@@ -144,7 +145,7 @@ impl FakeKubelet {
         self.shared.changed();
     }
 
-    /// A prepared claim. Containers that name it show it from now on.
+    /// Adds a prepared claim, which containers that name it show from now on.
     pub fn set_claim(&self, claim: Claim) {
         self.shared.state.lock().claims.insert((claim.namespace.clone(), claim.name.clone()), claim);
     }
@@ -153,7 +154,7 @@ impl FakeKubelet {
         self.shared.state.lock().claims.remove(&(namespace.to_owned(), name.to_owned()));
     }
 
-    /// One container ran to its end; with the last app container the pod has succeeded. False: no such pod.
+    /// Completes a container; with the last app container the pod has succeeded. Returns false without such a pod.
     pub fn finish_container(&self, namespace: &str, pod: &str, container: &str) -> bool {
         self.with_change(|state| state.finish_container(namespace, pod, container))
     }
@@ -162,7 +163,7 @@ impl FakeKubelet {
         self.with_change(|state| state.set_phase(namespace, pod, phase))
     }
 
-    /// A pod from a manifest is removed at once; another terminates and stays until `remove_pod`.
+    /// Deletes a pod. One from a manifest is removed at once; another terminates and stays until `remove_pod`.
     pub fn delete_pod(&self, namespace: &str, pod: &str) -> bool {
         self.with_change(|state| state.delete(namespace, pod))
     }
@@ -178,7 +179,7 @@ impl FakeKubelet {
         changed
     }
 
-    /// As the runtime has it in cgroups and directories.
+    /// The UID that the runtime uses in cgroups and directories.
     pub fn uid(&self, namespace: &str, pod: &str) -> Option<String> {
         self.shared.state.lock().pod(namespace, pod).map(|pod| pod.uid.clone())
     }
@@ -187,7 +188,7 @@ impl FakeKubelet {
         self.shared.state.lock().pod(namespace, pod).map(|pod| pod.phase)
     }
 
-    /// (resource, device id) of one container, sorted; whether or not List would show the pod.
+    /// The devices of one container as (resource, device ID), sorted; whether or not List would show the pod.
     pub fn devices_of(&self, namespace: &str, pod: &str, container: &str) -> Vec<(String, String)> {
         let state = self.shared.state.lock();
         let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
@@ -196,7 +197,7 @@ impl FakeKubelet {
         devices.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Capacity and allocatable by resource, as the node status would show now.
+    /// Capacity and allocatable of each resource, as in the node status.
     pub fn node_status(&self) -> BTreeMap<String, DeviceCount> {
         let now = self.shared.now();
         let mut state = self.shared.state.lock();
@@ -211,22 +212,22 @@ impl FakeKubelet {
         self.shared.state.lock().devices.connections(resource)
     }
 
-    /// Ids that could be given, whether held or not.
+    /// The IDs that can be allocated, whether held or not.
     pub fn allocatable_ids(&self, resource: &str) -> BTreeSet<String> {
         let state = self.shared.state.lock();
         let of_resource = state.devices.allocatable().filter(|(name, _)| *name == resource);
         of_resource.map(|(_, device)| device.id.clone()).collect()
     }
 
-    /// The devices of a resource and whether each could be given. `None`: no plugin is connected.
+    /// The devices of a resource and whether each can be allocated. `None`: no plugin is connected.
     pub fn listed(&self, resource: &str) -> Option<BTreeMap<String, bool>> {
         let state = self.shared.state.lock();
         state.devices.plugin(resource)?;
         Some(state.devices.usable(resource).map(|(id, usable)| (id.to_owned(), usable)).collect())
     }
 
-    /// Each list of the resource that plugins have sent, oldest first: device ids and whether they were healthy. Goes
-    /// over restarts; the latest 256 of all resources are kept.
+    /// Each list of the resource that plugins have sent, oldest first: device IDs and whether they were healthy.
+    /// Restarts keep them; the latest 256 of all resources are kept.
     pub fn received(&self, resource: &str) -> Vec<BTreeMap<String, bool>> {
         let state = self.shared.state.lock();
         let lists = state.devices.history.iter().filter(|(name, _)| name == resource);
@@ -234,7 +235,7 @@ impl FakeKubelet {
         lists.map(|(_, list)| states(list)).collect()
     }
 
-    /// Ends the current plugin's stream, as a connection that breaks does. False: there is none.
+    /// Ends the current plugin's stream, as a broken connection does. Returns false where there is none.
     pub fn lose_stream(&self, resource: &str) -> bool {
         let serial = self.shared.state.lock().devices.plugin(resource);
         let Some(serial) = serial else { return false };
@@ -242,47 +243,47 @@ impl FakeKubelet {
         true
     }
 
-    /// Devices (resource, id) that a plugin left out of a later list of the same stream, which may end a real kubelet.
+    /// The devices (resource, ID) that a plugin omitted in a later list of a stream, which may end a real kubelet.
     pub fn dropped_devices(&self) -> Vec<(String, String)> {
         self.shared.state.lock().devices.dropped.clone()
     }
 
-    /// Waits until the node status satisfies `condition`. False when it hangs.
+    /// Waits until the node status satisfies `condition`. Returns false when it hangs.
     pub async fn node_status_becomes(&self, condition: impl Fn(&BTreeMap<String, DeviceCount>) -> bool) -> bool {
         let wait = self.shared.until(|| condition(&self.node_status()));
         // Only a hang exceeds it.
         tokio::time::timeout(Duration::from_mins(2), wait).await.is_ok()
     }
 
-    /// Moves the kubelet's own clock: the rate limit and the grace period of lost plugins use it.
+    /// Advances the kubelet's clock, which the rate limit and the grace period of lost plugins use.
     pub fn advance(&self, by: Duration) {
         self.shared.advance(by);
         drop(self.node_status());
     }
 
-    /// `get` takes effect at once, `pods_api` with the next restart.
+    /// Sets the gates; `get` takes effect at once, `pods_api` with the next restart.
     pub fn set_gates(&self, gates: Gates) {
         self.shared.state.lock().options.gates = gates;
     }
 
-    /// Calls of this method wait until `heal`.
+    /// Makes calls of this method wait until `heal`.
     pub fn hang(&self, method: Method) {
         self.shared.faults.send_modify(|faults| {
             faults.hanging.insert(method);
         });
     }
 
-    /// Calls of this method fail until `heal`.
+    /// Makes calls of this method fail until `heal`.
     pub fn fail(&self, method: Method, code: Code, message: &str) {
         self.shared.faults.send_modify(|faults| drop(faults.failing.insert(method, Status::new(code, message))));
     }
 
-    /// Blows List's answer up by about this size.
+    /// Makes List's answer larger by about this size, until `heal`.
     pub fn answer_bytes(&self, bytes: usize) {
         self.shared.faults.send_modify(|faults| faults.answer_bytes = Some(bytes));
     }
 
-    /// Takes every right from the PodResources directory, or gives them back. Has no effect on root.
+    /// Removes all permissions of the PodResources directory, or restores them. Has no effect on root.
     pub fn refuse_permission(&self, refuse: bool) -> io::Result<()> {
         let mode = if refuse { 0o000 } else { 0o750 };
         fs::set_permissions(&self.shared.pod_resources, Permissions::from_mode(mode))
@@ -293,7 +294,7 @@ impl FakeKubelet {
         self.shared.faults.send_replace(InjectedFaults::default());
     }
 
-    /// What is in the checkpoint file. `None`: there is no valid one.
+    /// The content of the checkpoint file. `None`: there is no valid one.
     pub fn checkpoint(&self) -> Option<SimulatedCheckpoint> {
         SimulatedCheckpoint::read(&self.shared.device_plugins)
     }

@@ -19,13 +19,13 @@ use crate::wire::v1alpha1::{
     EventType, GetPodRequest, GetPodResponse, ListPodsRequest, ListPodsResponse, WatchPodsEvent, WatchPodsRequest,
 };
 
-/// A client that falls further behind is dropped.
+/// The most events that wait for a client; one that falls further behind is dropped.
 const EVENTS_BEHIND: usize = 100;
 
 #[derive(Debug)]
 pub struct PodsApi(pub Arc<SharedKubelet>);
 
-/// By UID: the pod as it goes over the wire, and the few fields that a deletion has.
+/// The encoded pod, and the encoded few fields that a deletion has, by UID.
 type Picture = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
 
 #[async_trait]
@@ -46,8 +46,8 @@ impl Pods for PodsApi {
                     changed = changes.changed() => if changed.is_err() { return },
                     () = send.closed() => return,
                 }
-                // Between two starts no pods are known, and no events are sent.
-                // A pod comes with its first status, which it gets once its admission is over.
+                // Between two starts there are no pods, and no events are sent.
+                // A pod is added with its first status, which it gets at the end of its admission.
                 let Ok(now) = picture(&shared, |pod| pod.admitted || before.contains_key(&pod.uid)) else { continue };
                 for event in difference(&before, &now) {
                     if send.try_send(event).is_err() {
@@ -113,7 +113,7 @@ fn message(pod: &SimulatedPod) -> core_v1::Pod {
     let hash = pod.spec.static_pod.then(|| ("kubernetes.io/config.hash".to_owned(), pod.uid.clone()));
     let phase = match pod.phase {
         PodPhase::Pending => "Pending",
-        // No phase shows a termination; the deletion time stamp does.
+        // A terminating pod has the phase `Running`, and a deletion time stamp.
         PodPhase::Running | PodPhase::Terminating => "Running",
         PodPhase::Succeeded => "Succeeded",
         PodPhase::Failed => "Failed",
@@ -135,7 +135,7 @@ fn message(pod: &SimulatedPod) -> core_v1::Pod {
     }
 }
 
-/// As a runtime would make one: 64 hex digits, its own for each container.
+/// A container ID as of a runtime: 64 hex digits, different for each container.
 pub fn container_id(uid: &str, container: &str) -> String {
     let text = format!("{uid}/{container}");
     let seed = text

@@ -1,4 +1,4 @@
-//! The device manager's side of the device plugin API: Register, the dial back, and one ListAndWatch per plugin.
+//! The kubelet's part of the device plugin API: Register, the dial back, and one ListAndWatch per plugin.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Registration for Registry {
 }
 
 impl Registry {
-    /// The options in the request are ignored, as the kubelet ignores them.
+    /// Dials the plugin. The options in the request are ignored, as in the kubelet.
     async fn connect(&self, request: &RegisterRequest) -> Result<(), String> {
         let shared = &self.0;
         let path = shared.device_plugins.join(&request.endpoint);
@@ -48,7 +48,7 @@ impl Registry {
         shared.fault(Method::GetDevicePluginOptions).await.map_err(failed)?;
         let options = client.get_device_plugin_options(Empty {}).await.map_err(failed)?.into_inner();
 
-        // Held over both steps: the watch must find its plugin when its stream ends at once.
+        // The locks span both steps: the watch must find its plugin when its stream ends at once.
         let mut plugins = shared.plugins.lock();
         let mut state = shared.state.lock();
         if state.boot == Boot::Off {
@@ -106,7 +106,7 @@ impl ListedDevice {
     }
 }
 
-/// Tries until the time limit.
+/// Dials until it succeeds, or until the time limit.
 async fn dial(path: &Path, timeout: Duration) -> Result<Channel, String> {
     let connect = async {
         loop {
@@ -133,7 +133,7 @@ fn validate(request: &RegisterRequest) -> Result<(), String> {
     }
 }
 
-/// The kubelet's rules as far as the recorded errors show them.
+/// Whether the name is valid by the kubelet's rules, as far as the recorded errors show them.
 fn is_extended_resource(resource: &str) -> bool {
     let is_plain = |text: &str| {
         !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))

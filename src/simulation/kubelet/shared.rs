@@ -1,4 +1,4 @@
-//! What the fake kubelet's servers and its handle share.
+//! The state that the fake kubelet's servers and its handle share.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 pub struct SharedKubelet {
     pub pod_resources: PathBuf,
     pub device_plugins: PathBuf,
-    /// Counts changes of the state, for those who wait for one.
+    /// Counts changes of the state, to wait for one.
     pub changes: watch::Sender<u64>,
     pub faults: watch::Sender<InjectedFaults>,
     pub limiter: Mutex<TokenBucket>,
@@ -39,7 +39,7 @@ pub struct SharedKubelet {
 pub struct Plugin {
     pub client: DevicePluginClient<Channel>,
     pub prefers: bool,
-    /// Ends with it.
+    /// The task that follows its list, which ends when this is dropped.
     pub _watch: JoinSet<()>,
 }
 
@@ -68,7 +68,7 @@ impl SharedKubelet {
         *self.skew.lock() += by;
     }
 
-    /// Waits while calls of the method hang; then the error that it is to fail with.
+    /// Waits while calls of the method hang, then returns the error with which it has to fail, if any.
     pub async fn fault(&self, method: Method) -> Result<(), Status> {
         let mut faults = self.faults.subscribe();
         let faults = faults.wait_for(|faults| !faults.hanging.contains(&method)).await;
@@ -88,7 +88,7 @@ impl SharedKubelet {
         self.state.lock().boot
     }
 
-    /// A kubelet that was stopped meanwhile stays stopped.
+    /// Sets how far the kubelet has started; one that was stopped meanwhile stays stopped.
     pub fn proceed(&self, boot: Boot) {
         let mut state = self.state.lock();
         if state.boot != Boot::Off {
@@ -102,7 +102,7 @@ impl SharedKubelet {
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// A kubelet that cannot write its checkpoint continues without.
+    /// Writes the checkpoint; a kubelet that cannot write it continues.
     pub fn write_checkpoint(&self, state: &FakeKubeletState) {
         let written = state.devices.checkpoint().write(&self.device_plugins);
         if let Err(error) = written {

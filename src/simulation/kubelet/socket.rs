@@ -1,4 +1,4 @@
-//! A gRPC server on a unix socket that can be cut off in the middle of everything, as a killed process would be.
+//! A gRPC server on a unix socket that can end at any moment, as a killed process does.
 
 use std::io;
 use std::net::Shutdown;
@@ -15,11 +15,11 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::server::Router;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-/// Dropping it closes the listener and every connection at once. The socket's file stays.
+/// A running server. Dropping it closes the listener and every connection at once; the socket's file stays.
 #[derive(Debug)]
 pub struct SocketServer {
     task: JoinHandle<()>,
-    /// A second handle of each connection, to shut it down with.
+    /// A second handle of each connection, to shut it down.
     accepted: Arc<Mutex<Vec<StdUnixStream>>>,
 }
 
@@ -53,7 +53,7 @@ impl Drop for SocketServer {
     }
 }
 
-/// Whether the peer has not closed it.
+/// Whether the peer has not closed the connection.
 fn is_open(connection: &StdUnixStream) -> bool {
     let mut events = [PollFd::new(connection, PollFlags::HUP)];
     matches!(poll(&mut events, Some(&Timespec::default())), Ok(0))

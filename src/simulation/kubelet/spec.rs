@@ -1,4 +1,4 @@
-//! What pods and claims request: the description that a simulated kubelet is given.
+//! The description of pods and claims for a simulated kubelet.
 //!
 //! Out: pods with containers, the devices they request or are given, and claims as List shows them.
 
@@ -12,12 +12,12 @@ use crate::wire::v1::{CdiDevice, ClaimResource, ContainerMemory, NumaNode, Topol
 pub struct PodSpec {
     pub namespace: String,
     pub name: String,
-    /// Given by the kubelet when absent.
+    /// The UID; the kubelet makes one where it is absent.
     pub uid: Option<String>,
-    /// From a manifest on the node: its name gets the node's name, and its removal takes effect at once.
+    /// Whether it comes from a manifest on the node: its name gets the node's name, and it is removed at once.
     pub static_pod: bool,
     pub labels: BTreeMap<String, String>,
-    /// In start order.
+    /// The init containers in start order.
     pub init_containers: Vec<ContainerSpec>,
     pub containers: Vec<ContainerSpec>,
 }
@@ -26,15 +26,15 @@ pub struct PodSpec {
 #[must_use]
 pub struct ContainerSpec {
     pub name: String,
-    /// An init container that keeps running.
+    /// Whether it is an init container that keeps running.
     pub sidecar: bool,
-    /// Resource name and how many: goes through the device manager and the plugin.
+    /// The requested number of each resource, which the device manager and the plugin allocate.
     pub requests: BTreeMap<String, usize>,
-    /// Devices given without an Allocate call.
+    /// The devices given without an Allocate call.
     pub holds: Vec<GivenDevice>,
-    /// Claims of the pod's namespace that this container refers to.
+    /// The claims of the pod's namespace that this container refers to.
     pub claims: Vec<String>,
-    /// Exclusive ones.
+    /// The exclusive CPUs.
     pub cpu_ids: Vec<i64>,
     pub memory: Vec<ContainerMemory>,
 }
@@ -43,7 +43,7 @@ pub struct ContainerSpec {
 pub struct GivenDevice {
     pub resource: String,
     pub device: String,
-    /// Empty: no topology known.
+    /// The NUMA nodes; empty: no topology is known.
     pub numa_nodes: Vec<i64>,
 }
 
@@ -142,7 +142,7 @@ impl ContainerSpec {
     }
 }
 
-/// Of type `memory` or `hugepages-<size>`.
+/// A block of memory; the type is `memory` or `hugepages-<size>`.
 pub fn memory_block(memory_type: &str, size: u64, numa_nodes: &[i64]) -> ContainerMemory {
     let nodes = numa_nodes.iter().map(|id| NumaNode { id: *id }).collect();
     ContainerMemory { memory_type: memory_type.to_owned(), size, topology: Some(TopologyInfo { nodes }) }

@@ -7,13 +7,13 @@ use super::device_manager::DeviceManager;
 use super::spec::{Claim, PodSpec};
 use crate::simulation::random::Random;
 
-/// Ends the names of pods from manifests.
+/// The suffix of the names of pods from manifests.
 const NODE_NAME: &str = "lab-node";
 
 /// The phase of a pod. Only the last two are terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodPhase {
-    /// Known, not running yet: in admission, or its sandbox does not start.
+    /// Not running yet: in admission, or its sandbox does not start.
     Pending,
     Running,
     /// Terminating; its containers still run.
@@ -28,10 +28,10 @@ impl PodPhase {
     }
 }
 
-/// Which parts of the API are switched on. The default is Kubernetes 1.36.
+/// The parts of the API that are switched on. The default is that of Kubernetes 1.36.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gates {
-    /// Off by default from 1.27 to 1.33.
+    /// The call Get, off by default from 1.27 to 1.33.
     pub get: bool,
     /// The Pods API: off by default in 1.36. From 1.37 it is always served.
     pub pods_api: bool,
@@ -57,11 +57,11 @@ pub enum Boot {
 #[derive(Clone, Debug)]
 pub struct SimulatedPod {
     pub uid: String,
-    /// With the node's name, when it comes from a manifest.
+    /// The name, with the node's name at its end when it comes from a manifest.
     pub name: String,
     pub spec: PodSpec,
     pub phase: PodPhase,
-    /// Its admission is over, with any result: a running watch of the Pods API has it; a new one begins with all pods.
+    /// Whether its admission is over: only then a running watch of the Pods API has it; a new one begins with all pods.
     pub admitted: bool,
     finished: BTreeSet<String>,
 }
@@ -88,7 +88,7 @@ impl FakeKubeletState {
         }
     }
 
-    /// A new pod, pending. Devices without an Allocate call are given now. Returns its UID and name.
+    /// Adds a pending pod. Devices without an Allocate call are given now. Returns its UID and name.
     pub fn insert(&mut self, spec: PodSpec) -> (String, String) {
         let uid = spec.uid.clone().unwrap_or_else(|| self.new_uid(spec.static_pod));
         let name = match spec.static_pod {
@@ -105,7 +105,7 @@ impl FakeKubeletState {
         (uid, name)
     }
 
-    /// What is called at the start of every List: devices of pods that are no longer active are free again.
+    /// Frees the devices of pods that are no longer active, as at the start of every List.
     pub fn free_devices_of_gone_pods(&mut self) {
         if self.boot == Boot::Ready {
             let active: BTreeSet<&str> =
@@ -129,7 +129,7 @@ impl FakeKubeletState {
         true
     }
 
-    /// One container ran to its end. The pod has succeeded when that was the last app container.
+    /// Completes a container. The pod has succeeded when that was the last app container.
     pub fn finish_container(&mut self, namespace: &str, name: &str, container: &str) -> bool {
         let Some(pod) = self.pod_mut(namespace, name) else { return false };
         pod.finished.insert(container.to_owned());
@@ -139,8 +139,8 @@ impl FakeKubeletState {
         true
     }
 
-    /// A pod from a manifest is removed at once, while its containers may still run. Another terminates first;
-    /// one that is terminal already is removed.
+    /// Deletes a pod. One from a manifest is removed at once, while its containers may still run. Another terminates
+    /// first; one that is terminal already is removed.
     pub fn delete(&mut self, namespace: &str, name: &str) -> bool {
         let Some(pod) = self.pod_mut(namespace, name) else { return false };
         if pod.spec.static_pod || !pod.phase.is_active() {

@@ -1,12 +1,12 @@
 //! The pods with devices that a simulated node starts with.
 //!
-//! In: the resources and claims of the node. Out: what to start.
+//! In: the resources and claims of the node. Out: the pods to start.
 
 use super::resources::SimulatedResource;
 use crate::simulation::dra_driver::AllocatedClaim;
 use crate::simulation::workload::WorkloadKind;
 
-/// What is to be started.
+/// A pod to start.
 #[derive(Clone, Debug)]
 pub struct PodStart {
     pub namespace: &'static str,
@@ -34,7 +34,7 @@ const DEVICE_PODS: [(&str, &str, WorkloadKind); 8] = [
     ("team-vision", "render", WorkloadKind::Batch),
 ];
 
-/// For each resource up to eight pods, more where its devices are shared or many, and a few devices that stay free.
+/// The pods of each resource: up to eight, more where its devices are shared or many; a few devices stay free.
 pub fn pods_with_devices(resources: &[SimulatedResource]) -> Vec<PodStart> {
     let mut starts = vec![];
     for resource in resources {
@@ -47,7 +47,7 @@ pub fn pods_with_devices(resources: &[SimulatedResource]) -> Vec<PodStart> {
         let slots = resource.devices.len();
         let is_shared = resource.devices.iter().any(|device| device.id.contains("::"));
         let count = match slots {
-            // More pods than GPUs, and devices left.
+            // There are more pods than GPUs, and devices stay free.
             _ if is_shared || slots > 4 * DEVICE_PODS.len() => slots * 5 / 8,
             0 | 1 => slots,
             // One device stays free, so that the page shows a free one.
@@ -58,7 +58,7 @@ pub fn pods_with_devices(resources: &[SimulatedResource]) -> Vec<PodStart> {
     starts
 }
 
-/// One pod for each claim, and two for one that replicas share.
+/// The pods of the claims: one for each claim, and two for one that replicas share.
 pub fn pods_with_claims(claims: Vec<AllocatedClaim>) -> Vec<PodStart> {
     let starts = |claim: AllocatedClaim| {
         let (name, kind, count) = match claim.name {

@@ -18,7 +18,7 @@ pub struct SimulatedResource {
 pub struct SimulatedDevice {
     pub id: String,
     pub gpu: GpuUuid,
-    /// `None`: the whole GPU, or one slot of it.
+    /// The GPU instance; `None`: the whole GPU, or one slot of it.
     pub gpu_instance: Option<u32>,
     pub numa_node: Option<u32>,
 }
@@ -26,7 +26,7 @@ pub struct SimulatedDevice {
 /// How many slots a vendor's plugin makes of each whole GPU; `None`: it offers whole GPUs.
 pub type Replicas = Option<usize>;
 
-/// What a vendor's plugin with the `mixed` strategy would offer of this hardware.
+/// The resources that a vendor's plugin with the `mixed` strategy would offer of this hardware.
 pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<SimulatedResource> {
     let mut resources: BTreeMap<String, Vec<SimulatedDevice>> = BTreeMap::new();
     for gpu in inventory.gpus.values() {

@@ -1,4 +1,4 @@
-//! A node that passes every check, and changes of what is observed of it.
+//! Observations of a node that passes every check, and changes of them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -54,7 +54,7 @@ pub fn answers() -> AgentResponses {
     }
 }
 
-/// A bus on which the kernel shows as many GPUs, and nothing of each.
+/// A bus with this number of GPUs, without details of each.
 pub fn bus(expected: usize) -> NodeDevices {
     NodeDevices { expected, ..NodeDevices::default() }
 }
@@ -128,7 +128,7 @@ pub fn on(edit: impl Fn(&mut ObservedMachine) + 'static) -> Change {
     Box::new(move |observations| edit(observations.machine.as_mut().expect("it is checked")))
 }
 
-/// A changed answer of the agent about itself.
+/// A change of the agent's responses.
 pub fn agent(edit: impl Fn(&mut AgentResponses) + 'static) -> Change {
     Box::new(move |observations| {
         let ObservedAgent::Responding(answers) = &mut observations.agent else { panic!("it answers") };
@@ -143,7 +143,7 @@ pub fn says(pointer: &'static str, value: Value) -> Change {
     })
 }
 
-/// The agent's answer on the source of process utilization.
+/// A change of the source of process utilization in the agent's response.
 pub fn process_source(source: &'static str) -> Change {
     agent(move |answers| {
         let node = answers.node.as_mut().expect("a node");

@@ -8,19 +8,19 @@ use std::collections::BTreeSet;
 use super::{AssignmentKey, DeviceManager};
 use crate::simulation::random::Random;
 
-/// What is to be done for one container and one resource.
+/// What to allocate to one container of one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
     /// Nothing to do: no plugin serves the resource, or the container has its devices already.
     Nothing,
-    /// Take these; no choice was left.
+    /// Take these; there is no choice.
     Take(Vec<String>),
-    /// There is a choice among `available`, of which `must` are certain.
+    /// Choose among `available`, with all of `must`.
     Choose { available: Vec<String>, must: Vec<String> },
 }
 
 impl DeviceManager {
-    /// Which devices a container could be given. `reusable` are those of the pod's earlier init containers.
+    /// The devices that a container could be given. `reusable`: those of the pod's earlier init containers.
     pub fn select(
         &self,
         key: &AssignmentKey,
@@ -41,7 +41,7 @@ impl DeviceManager {
         if resource.healthy.is_empty() {
             return Err(format!("no healthy devices present; cannot allocate unhealthy devices {name}"));
         }
-        // Only a pod that is admitted again, after a reboot, holds something already.
+        // Only a pod that is admitted again, after a reboot, holds devices already.
         if let Some(held) = self.assignments.get(key) {
             return match held.by_node.values().flatten().all(|id| resource.healthy.contains(id)) {
                 true => Ok(Selection::Nothing),
