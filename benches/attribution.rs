@@ -18,6 +18,7 @@ use podmeter::domain::holders::{Slots, join};
 use podmeter::domain::model::{
     Allocatable, Allocations, ContainerRef, DeviceId, HardwareState, Monotonic, Pod, PodDirectory, Snapshot,
 };
+use podmeter::kubelet::pod_logs;
 use podmeter::processes::Resolver;
 use podmeter::serve::metrics::{self, Format};
 use podmeter::simulation::node::resources;
@@ -68,7 +69,7 @@ fn refresh() {
 fn week() {
     let directory = tempfile::tempdir().unwrap();
     let tree = ProcTree::create(directory.path()).unwrap();
-    let mut resolver = Resolver::new(&tree.proc_root(), &tree.pod_logs_root());
+    let mut resolver = Resolver::new(&tree.proc_root());
     let mut node = Node::new();
     let offered = resources(&node.inventory, Some(SLOTS)).remove(0);
     let ids: Vec<DeviceId> = offered.devices.iter().map(|device| DeviceId::new(device.id.clone())).collect();
@@ -100,7 +101,9 @@ fn week() {
             tree.remove_pod_logs(identity(&name, &uid(pid))).unwrap();
         }
         let wanted: BTreeSet<u32> = running.iter().map(|(pid, _)| *pid).collect();
-        let owners = resolver.resolve(Monotonic::from_secs(second), &wanted, &PodDirectory::default());
+        let now = Monotonic::from_secs(second);
+        let logs = pod_logs::read(&tree.pod_logs_root(), now);
+        let owners = resolver.resolve(now, &wanted, &PodDirectory::default(), &logs);
         node.work(&owners, second);
         pods += 1;
         node.read(second);

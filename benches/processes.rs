@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use podmeter::domain::model::{Monotonic, Owner, PodDirectory};
+use podmeter::kubelet::pod_logs;
 use podmeter::processes::Resolver;
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 
@@ -32,22 +33,23 @@ fn main() {
     }
     let wanted: BTreeSet<u32> = (FIRST_PID..FIRST_PID + PROCESSES).collect();
     let pods = PodDirectory::default();
+    let logs = pod_logs::read(&tree.pod_logs_root(), Monotonic::default());
 
     let cold = median(|| {
-        let mut resolver = Resolver::new(&tree.proc_root(), &tree.pod_logs_root());
+        let mut resolver = Resolver::new(&tree.proc_root());
         let started = Instant::now();
-        let processes = resolver.resolve(Monotonic::default(), &wanted, &pods);
+        let processes = resolver.resolve(Monotonic::default(), &wanted, &pods, &logs);
         let took = started.elapsed().as_secs_f64();
         assert!(processes.values().all(|process| matches!(process.owner, Owner::Container(_))));
         took
     });
-    let mut resolver = Resolver::new(&tree.proc_root(), &tree.pod_logs_root());
-    resolver.resolve(Monotonic::default(), &wanted, &pods);
+    let mut resolver = Resolver::new(&tree.proc_root());
+    resolver.resolve(Monotonic::default(), &wanted, &pods, &logs);
     let mut seconds = 0;
     let warm = median(|| {
         seconds += 1;
         let started = Instant::now();
-        resolver.resolve(Monotonic::from_secs(seconds), &wanted, &pods);
+        resolver.resolve(Monotonic::from_secs(seconds), &wanted, &pods, &logs);
         started.elapsed().as_secs_f64()
     });
     println!("{PROCESSES} processes in {PODS} pods, cold: {:.2} ms", cold * 1e3);

@@ -15,7 +15,7 @@ pub use journal::{journal_answer, journal_query};
 pub use kubelet::kubelet_answer;
 pub use pages::node_answer;
 
-use podmeter::domain::model::{DeviceForm, DeviceId, PodUid};
+use podmeter::domain::model::{DeviceForm, DeviceId, PodUid, is_dns_label};
 use podmeter::processes::cgroup::{self, CgroupOwner};
 use podmeter::processes::mountinfo;
 
@@ -60,7 +60,7 @@ pub fn cgroup(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let container = match cgroup::parse(&text) {
         CgroupOwner::Pod { uid, container } => {
-            assert!(cgroup::is_uid(uid.as_str()), "{uid} in {text:?}");
+            assert!(PodUid::parse(uid.as_str()).is_some(), "{uid} in {text:?}");
             // systemd's form of a UID has underscores.
             assert!(text.replace('_', "-").contains(&format!("pod{uid}")), "{uid} in {text:?}");
             container
@@ -81,8 +81,8 @@ pub fn mountinfo(bytes: &[u8]) {
     let asked = found.as_ref().map_or(other, |found| found.uid.clone());
     let again = mountinfo::parse(&text, Some(&asked));
     if let Some(found) = found {
-        assert!(cgroup::is_uid(found.uid.as_str()), "{found:?} in {text:?}");
-        assert!(found.container.as_deref().is_none_or(mountinfo::is_name), "{found:?} in {text:?}");
+        assert!(PodUid::parse(found.uid.as_str()).is_some(), "{found:?} in {text:?}");
+        assert!(found.container.as_deref().is_none_or(is_dns_label), "{found:?} in {text:?}");
         assert_eq!(again, Some(found), "{text:?}");
     }
 }

@@ -18,7 +18,7 @@ use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
 use crate::hardware::{Driver, Failure, HardwareSettings};
 use crate::kubelet::claim_files::ClaimDirectories;
-use crate::kubelet::pods::PodsApiSettings;
+use crate::kubelet::pods::PodsSettings;
 use crate::plugin::{EntryConfig, MigStrategy, NvidiaConfig, Replication, SharingConfig};
 use crate::processes::ProcessesSettings;
 use crate::simulation::Truth;
@@ -114,7 +114,7 @@ impl DemoSettings {
         // A driver and a plugin must not give the same devices.
         let device_plugin = (!self.profile.is_claimed).then(|| vec![offered(self.profile.replicas)].into());
         let (plugins, proc_root) = (node.kubelet.dra_plugin_directory(), node.files.proc_root());
-        let pod_logs_root = node.files.pod_logs_root();
+        let logs_root = node.files.pod_logs_root();
         // A simulated driver's calls cost nothing: the counters move from the first second on.
         let sample_interval = match self.agent.hardware {
             HardwareSource::Simulated => self.agent.devices.shortest_interval(),
@@ -131,8 +131,8 @@ impl DemoSettings {
             claim_directories: ClaimDirectories { plugins, cdi: directory.join("cdi"), proc: proc_root.clone() },
             devices: HardwareSettings { proc_root: proc_root.clone(), sample_interval, ..self.agent.devices }
                 .sped_up(self.faults.unwrap_or(1)),
-            pods_api: PodsApiSettings { socket: node.kubelet.pods_api_socket(), ..self.agent.pods_api },
-            processes: ProcessesSettings { proc_root, pod_logs_root, ..self.agent.processes },
+            pods: PodsSettings { socket: node.kubelet.pods_api_socket(), logs_root, ..self.agent.pods },
+            processes: ProcessesSettings { proc_root, ..self.agent.processes },
             health: health_config(self.faults),
             reloadable: Reloadable { device_plugin, ..self.agent.reloadable },
             ..self.agent

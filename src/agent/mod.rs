@@ -29,11 +29,12 @@ use crate::clock::Clock;
 use crate::domain::model::Snapshot;
 use crate::hardware::{Driver, XidSender};
 use crate::journal::Journal;
+use crate::kubelet;
 use crate::kubelet::holders::HoldersInputs;
-use crate::kubelet::{self, PodSources};
+use crate::plugin;
+use crate::processes::{self, ProcessesInputs};
 use crate::serve::web::{self, BindError, Scrapes, ServerSettings, WatchedConfig, WebState};
 use crate::tasks::{NoThread, TaskError, Tasks};
-use crate::{plugin, processes};
 
 #[cfg(test)]
 pub use crate::domain::health::DURATION as DURATION_PATTERN;
@@ -145,10 +146,10 @@ impl RunningAgent {
         let reloadable = || config.reloadable.subscribe();
         let faults_file = settings.faults_beside().map(FaultsFile::read);
         let faults = faults_file.as_ref().map(FaultsFile::faults).unwrap_or_default();
-        let pods = kubelet::pods::start(settings.pods_api.clone(), &mut tasks);
-        let processes = processes::start(settings.processes.clone(), pods.clone(), clock, &mut tasks);
-        let sources = PodSources { directory: pods, processes: processes.states.clone() };
-        let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), sources, clock, &mut tasks);
+        let pods = kubelet::pods::start(settings.pods.clone(), clock, &mut tasks);
+        let inputs = ProcessesInputs { directory: pods.directory.clone(), logs: pods.logs.clone() };
+        let processes = processes::start(settings.processes.clone(), inputs, clock, &mut tasks);
+        let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), pods, clock, &mut tasks);
         let served = faults.gpus.values().filter_map(|of_gpu| of_gpu.pci_bus_id.clone()).collect();
         let (xids, [health_xids, container_xids]) = XidSender::new();
         let devices = devices::start(driver, settings.devices.clone(), xids, clock)?;

@@ -16,7 +16,7 @@ use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use crate::journal::JournalSettings;
 use crate::kubelet::claim_files::ClaimDirectories;
-use crate::kubelet::pods::PodsApiSettings;
+use crate::kubelet::pods::PodsSettings;
 use crate::processes::ProcessesSettings;
 use crate::serve::governance::ReadFile;
 use crate::serve::metrics::dcgm::Generation;
@@ -57,7 +57,7 @@ pub struct AgentSettings {
     pub devices: HardwareSettings,
     /// Where the host's `/dev` is mounted.
     pub dev_root: PathBuf,
-    pub pods_api: PodsApiSettings,
+    pub pods: PodsSettings,
     pub processes: ProcessesSettings,
     pub log_format: LogFormat,
     pub health: HealthConfig,

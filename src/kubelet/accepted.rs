@@ -7,28 +7,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use tokio::sync::watch;
-
 use super::checkpoint::CheckpointFile;
 use super::claim_files::{ClaimDirectories, ClaimFiles};
+use super::pods::PodSources;
 use super::settle::Settle;
 use crate::domain::holders::{PodUids, UidSources, Unconfirmed};
-use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, ProcessState};
-
-/// Further sources of pods and their UIDs, beside the kubelet's answers and its checkpoint.
-#[derive(Clone, Debug)]
-pub struct PodSources {
-    pub directory: watch::Receiver<Arc<PodDirectory>>,
-    /// For the pods of the log directories.
-    pub processes: watch::Receiver<Arc<ProcessState>>,
-}
-
-impl Default for PodSources {
-    /// Neither source.
-    fn default() -> Self {
-        Self { directory: watch::channel(Arc::default()).1, processes: watch::channel(Arc::default()).1 }
-    }
-}
+use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef};
 
 pub(super) struct AcceptedAllocations {
     pub settle: Settle,
@@ -88,7 +72,7 @@ impl AcceptedAllocations {
     async fn accept(&mut self, now: Monotonic) -> Arc<Allocations> {
         let checkpoint = self.checkpoint.refresh().await;
         let directory = Arc::clone(&self.sources.directory.borrow());
-        let from_pod_logs = Arc::clone(&self.sources.processes.borrow().pods);
+        let from_pod_logs = self.sources.logs.borrow().running_pods(&directory);
         let sources = UidSources { checkpoint: &checkpoint, directory: &directory, from_pod_logs: &from_pod_logs };
         let is_whole = self.settle.is_settled();
         let mut answer = self.answer.clone();

@@ -16,8 +16,10 @@ use tokio::sync::watch;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::client::{chain, explain};
+use super::pod_logs;
 use crate::backoff::Backoff;
-use crate::domain::model::{ContainerId, PodDirectory, PodIdentity, PodRef, PodUid};
+use crate::clock::Clock;
+use crate::domain::model::{ContainerId, PodDirectory, PodIdentity, PodLogs, PodRef, PodUid};
 use crate::tasks::Tasks;
 use crate::wire::v1alpha1::pods_client::PodsClient;
 use crate::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
@@ -34,11 +36,27 @@ const SYNC_DEADLINE: Duration = Duration::from_secs(10);
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
 #[derive(Clone, Debug)]
-pub struct PodsApiSettings {
+pub struct PodsSettings {
     /// `pods-api/pods-api.sock` under the kubelet's root.
     pub socket: PathBuf,
     /// Keys of the labels to keep; all others are dropped at once.
     pub labels: Vec<Arc<str>>,
+    /// Laid out as `/var/log/pods`.
+    pub logs_root: PathBuf,
+}
+
+/// The sources of pods and their UIDs beside the kubelet's answers and its checkpoint.
+#[derive(Clone, Debug)]
+pub struct PodSources {
+    pub directory: watch::Receiver<Arc<PodDirectory>>,
+    pub logs: watch::Receiver<Arc<PodLogs>>,
+}
+
+impl Default for PodSources {
+    /// Neither source has pods.
+    fn default() -> Self {
+        Self { directory: watch::channel(Arc::default()).1, logs: watch::channel(Arc::default()).1 }
+    }
 }
 
 /// Why the watch ended.
@@ -56,15 +74,17 @@ enum WatchError {
     Ended(String),
 }
 
-/// Publishes the pods for as long as the task runs. A kubelet without the API is queried again at intervals: it may be
+/// Publishes the pods of both sources for as long as the tasks run. A kubelet without the API is queried again at intervals: it may be
 /// replaced.
-pub fn start(settings: PodsApiSettings, tasks: &mut Tasks) -> watch::Receiver<Arc<PodDirectory>> {
-    let (publish, directories) = watch::channel(Arc::default());
+pub fn start(settings: PodsSettings, clock: Clock, tasks: &mut Tasks) -> PodSources {
+    let (publish_logs, logs) = watch::channel(Arc::default());
+    tasks.spawn("pod logs", pod_logs::watch(settings.logs_root.clone(), clock, publish_logs));
+    let (publish, directory) = watch::channel(Arc::default());
     tasks.spawn("Pods API", watch(settings, publish));
-    directories
+    PodSources { directory, logs }
 }
 
-async fn watch(settings: PodsApiSettings, publish: watch::Sender<Arc<PodDirectory>>) {
+async fn watch(settings: PodsSettings, publish: watch::Sender<Arc<PodDirectory>>) {
     let mut watch = PodsApiWatch { settings, publish, directory: PodDirectory::default() };
     let mut retries = Backoff::new(RETRIES);
     loop {
@@ -79,7 +99,7 @@ async fn watch(settings: PodsApiSettings, publish: watch::Sender<Arc<PodDirector
 }
 
 struct PodsApiWatch {
-    settings: PodsApiSettings,
+    settings: PodsSettings,
     publish: watch::Sender<Arc<PodDirectory>>,
     /// To be published.
     directory: PodDirectory,

@@ -1,6 +1,6 @@
 //! Keeps the `KubeletState` up to date: calls the kubelet when a call is due, and publishes after each answer.
 //!
-//! In: settings, triggers, pods and processes. Out: the published state. It does not decode, and decides
+//! In: settings, triggers and pods. Out: the published state. It does not decode, and decides
 //! neither what is accepted nor when a call is due.
 
 use std::collections::BTreeSet;
@@ -11,9 +11,10 @@ use std::time::Duration;
 use strum::IntoEnumIterator;
 use tokio::sync::{Notify, watch};
 
-use super::accepted::{AcceptedAllocations, PodSources};
+use super::accepted::AcceptedAllocations;
 use super::claim_files::ClaimDirectories;
 use super::client::{CallError, CallErrorCode, Client};
+use super::pods::PodSources;
 use super::schedule::{
     ALLOCATABLE_INTERVAL, ALLOCATABLE_PAUSE, CallSchedule, KUBELET_START, NextCall, PendingAllocations,
 };
@@ -63,7 +64,6 @@ async fn run(
 ) {
     let mut events = FileEvents::new(&settings.pod_resources_socket, &settings.device_plugin_directory);
     let mut watch = KubeletWatch::new(settings, pods.clone(), clock, publish);
-    let mut last_pods_of_logs = Arc::default();
     // The first refresh has no trigger: a socket made a moment ago is already there.
     watch.refresh().await;
     loop {
@@ -92,12 +92,7 @@ async fn run(
                 let directory = Arc::clone(&pods.directory.borrow_and_update());
                 watch.pods_changed(directory).await;
             }
-            () = changed(&mut pods.processes) => {
-                let now = Arc::clone(&pods.processes.borrow_and_update().pods);
-                if !Arc::ptr_eq(&std::mem::replace(&mut last_pods_of_logs, Arc::clone(&now)), &now) {
-                    watch.reconsider().await;
-                }
-            }
+            () = changed(&mut pods.logs) => watch.reconsider().await,
             () = tokio::time::sleep(pause) => {}
         }
     }

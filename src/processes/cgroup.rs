@@ -18,10 +18,6 @@ pub enum CgroupOwner {
 
 /// A container's id, as every runtime makes it.
 const ID: usize = 64;
-/// A pod's UID from a manifest.
-const BARE_UID: usize = 32;
-/// A pod's UID otherwise: groups of hex digits.
-const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
 /// Of cgroup v1, the hierarchies in which every runtime puts its containers, then what systemd keeps.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "name=systemd"];
 
@@ -74,37 +70,9 @@ fn find_pod(path: &str) -> Option<(PodUid, &str)> {
         if path[..position].bytes().next_back().is_some_and(|before| before.is_ascii_alphanumeric()) {
             return None;
         }
-        let (uid, length) = leading_uid(&path[position + word.len()..])?;
+        let (uid, length) = PodUid::leading(&path[position + word.len()..])?;
         Some((uid, &path[position + word.len() + length..]))
     })
-}
-
-/// Both forms of a UID, in the form that names and directories have it, and how long it is here.
-fn leading_uid(text: &str) -> Option<(PodUid, usize)> {
-    let digits = leading_digits(text);
-    let ends = |length: usize| text.as_bytes().get(length).is_none_or(|after| !after.is_ascii_alphanumeric());
-    if digits == BARE_UID && ends(BARE_UID) {
-        return Some((PodUid::from(&text[..BARE_UID]), BARE_UID));
-    }
-    let separator = *text.as_bytes().get(GROUPS[0])?;
-    if separator != b'-' && separator != b'_' {
-        return None;
-    }
-    let mut length = 0;
-    for (number, group) in GROUPS.into_iter().enumerate() {
-        if number > 0 {
-            (*text.as_bytes().get(length)? == separator).then_some(())?;
-            length += 1;
-        }
-        (leading_digits(text.get(length..)?) == group).then_some(())?;
-        length += group;
-    }
-    ends(length).then(|| (PodUid::new(text[..length].replace('_', "-")), length))
-}
-
-/// Whether a text is a pod's UID and nothing else, as directories have it.
-pub fn is_uid(text: &str) -> bool {
-    leading_uid(text).is_some_and(|(uid, length)| length == text.len() && uid.as_str() == text)
 }
 
 /// The first run of exactly 64 hex digits that is not the id of CRI-O's monitor.
@@ -127,10 +95,6 @@ fn next_run(text: &str) -> Option<(usize, usize)> {
     let start = text.bytes().position(|byte| byte.is_ascii_alphanumeric())?;
     let length = text[start..].bytes().position(|byte| !byte.is_ascii_alphanumeric());
     Some((start, length.map_or(text.len(), |length| start + length)))
-}
-
-fn leading_digits(text: &str) -> usize {
-    text.bytes().take_while(u8::is_ascii_hexdigit).count()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! From a process on a device to the container that it belongs to.
 //!
-//! In: the host process IDs to resolve, `/proc`, the kubelet's log directories, pods from its Pods API.
+//! In: the host process IDs to resolve, `/proc`, pods of the kubelet's Pods API and of its log directories.
 //! Out: `ProcessState`, an owner for each process and the identities of pods, published on a watch channel. Does not
 //! use: NVML, metrics, gRPC, device readings.
 //!
@@ -11,12 +11,11 @@
 pub mod cgroup;
 mod files;
 pub mod mountinfo;
-mod pod_logs;
 mod resolver;
 mod run;
 mod stat;
 mod survey;
 
 pub use resolver::Resolver;
-pub use run::{ProcessAttribution, ProcessesHandle, ProcessesSettings, start};
-pub use survey::{Survey, named_pods, survey};
+pub use run::{ProcessAttribution, ProcessesHandle, ProcessesInputs, ProcessesSettings, start};
+pub use survey::{Survey, survey};

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cgroup::is_uid;
-use crate::domain::model::PodUid;
+use crate::domain::model::{PodUid, is_dns_label};
 use crate::files::unescaped;
 
 /// The identity in a container's mounts from its pod's directory of the kubelet.
@@ -13,9 +12,6 @@ pub struct KubeletMounts {
     /// `None`: only the pod's hosts file is mounted.
     pub container: Option<Arc<str>>,
 }
-
-/// The longest name that Kubernetes gives a container.
-const LONGEST_NAME: usize = 63;
 
 /// The text of `/proc/<pid>/mountinfo`. The kubelet mounts `<root>/pods/<uid>/containers/<name>/<file>` (the
 /// termination log) and `<root>/pods/<uid>/etc-hosts` into each container; where `pods` is a file system of its own, the
@@ -47,28 +43,17 @@ pub fn parse(text: &str, uid: Option<&PodUid>) -> Option<KubeletMounts> {
 fn kubelet_mount(root: &str) -> Option<KubeletMounts> {
     let below_pods = root.match_indices("/pods/").map(|(position, word)| &root[position + word.len()..]);
     let mut candidates = root.strip_prefix('/').into_iter().chain(below_pods);
-    let rest = candidates.find(|rest| rest.split('/').next().is_some_and(is_uid))?;
-    let mut parts = rest.split('/');
-    let uid = PodUid::from(parts.next()?);
+    let (uid, rest) = candidates.find_map(|path| Some((PodUid::parse(path.split('/').next()?)?, path)))?;
+    let mut parts = rest.split('/').skip(1);
     let (kind, name) = (parts.next()?, parts.next());
     match (kind, name) {
         // What was removed meanwhile ends in `//deleted`.
         ("etc-hosts", None | Some("")) => Some(KubeletMounts { uid, container: None }),
-        ("containers", Some(name)) if is_name(name) && parts.next().is_some_and(|file| !file.is_empty()) => {
+        ("containers", Some(name)) if is_dns_label(name) && parts.next().is_some_and(|file| !file.is_empty()) => {
             Some(KubeletMounts { uid, container: Some(name.into()) })
         }
         _ => None,
     }
-}
-
-/// A DNS label, as the API server requires it.
-pub fn is_name(name: &str) -> bool {
-    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_end = |byte: Option<char>| byte.is_some_and(|byte| byte != '-');
-    name.len() <= LONGEST_NAME
-        && name.bytes().all(is_allowed)
-        && is_end(name.chars().next())
-        && is_end(name.chars().next_back())
 }
 
 #[cfg(test)]

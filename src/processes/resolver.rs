@@ -1,6 +1,6 @@
 //! The owners of processes, with a bounded cache.
 //!
-//! In: process IDs, `/proc`, pods by UID and by log directory. Out: an owner for each, and the identities of pods.
+//! In: process IDs, `/proc`, pods of the Pods API and of the log directories. Out: an owner for each, and the identities of pods.
 //! Does not use: threads, channels.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,10 +10,9 @@ use std::time::Duration;
 
 use super::cgroup::CgroupOwner;
 use super::files::{ProcFiles, Sighting};
-use super::pod_logs::PodLogs;
 use crate::domain::model::{
-    ContainerId, ContainerRef, Monotonic, Owner, PodDirectory, PodIdentity, PodRef, PodUid, Process, ProcessKey,
-    UnknownOwner,
+    ContainerId, ContainerRef, Monotonic, Owner, PodDirectory, PodIdentity, PodLogs, PodRef, PodUid, Process,
+    ProcessKey, UnknownOwner,
 };
 
 /// The most processes that are resolved on one node.
@@ -26,7 +25,6 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 /// Finds owners. Caches results for the requested processes only.
 pub struct Resolver {
     files: ProcFiles,
-    logs: PodLogs,
     known: BTreeMap<u32, Known>,
     /// When the Pods API or the log directories last had each pod.
     listed: BTreeMap<PodUid, Monotonic>,
@@ -49,16 +47,14 @@ struct Known {
 #[derive(Default)]
 struct Pods {
     directory: Arc<PodDirectory>,
-    generation: u64,
+    logged: Arc<BTreeMap<PodUid, PodRef>>,
     by_name: Arc<BTreeMap<PodRef, Arc<PodIdentity>>>,
 }
 
 impl Resolver {
-    /// `pod_logs` is laid out as `/var/log/pods`.
-    pub fn new(proc_root: &Path, pod_logs: &Path) -> Self {
+    pub fn new(proc_root: &Path) -> Self {
         Self {
             files: ProcFiles::new(proc_root),
-            logs: PodLogs::new(pod_logs),
             known: BTreeMap::new(),
             listed: BTreeMap::new(),
             pods: Pods::default(),
@@ -70,17 +66,13 @@ impl Resolver {
         self.files.are_the_hosts()
     }
 
-    /// Why the pod-log directory cannot be read.
-    pub fn logs_problem(&self) -> Option<String> {
-        self.logs.problem().map(|error| format!("{}: {error}", self.logs.root.display()))
-    }
-
     /// The current state of the requested processes. Drops all others.
     pub fn resolve(
         &mut self,
         now: Monotonic,
         wanted: &BTreeSet<u32>,
         directory: &PodDirectory,
+        logs: &PodLogs,
     ) -> BTreeMap<u32, Process> {
         self.known.retain(|pid, _| wanted.contains(pid));
         let mut processes = BTreeMap::new();
@@ -89,9 +81,8 @@ impl Resolver {
                 processes.insert(pid, Process { key: None, owner: Owner::Unknown(reason), mps_daemon: None });
             }
         }
-        self.refresh_names(now, directory);
-        let names =
-            Names { directory, by_runtime_uid: runtime_uids(directory), logs: &self.logs, listed: &self.listed };
+        self.remember_listed(now, directory, logs);
+        let names = Names { directory, by_runtime_uid: runtime_uids(directory), logs, listed: &self.listed };
         for (pid, known) in &mut self.known {
             let owner = match &known.seen {
                 Ok(sightings) => names.owner(sightings, known.first_seen),
@@ -101,7 +92,7 @@ impl Resolver {
                 // It ended with its pod, to which its use belongs.
                 (Owner::EndedPod { .. }, Some(owner)) if known.gone => owner.clone(),
                 // Its pod may have started after the log directories were read.
-                (Owner::EndedPod { .. }, None) if !directory.complete && names.logs.is_older_than(known.first_seen) => {
+                (Owner::EndedPod { .. }, None) if !directory.complete && logs.is_older_than(known.first_seen) => {
                     Owner::Unknown(UnknownOwner::NotResolved)
                 }
                 (owner, _) => owner,
@@ -144,14 +135,12 @@ impl Resolver {
         Ok(())
     }
 
-    /// The log directories are read for UIDs that the Pods API has not listed.
-    fn refresh_names(&mut self, now: Monotonic, directory: &PodDirectory) {
+    /// A pod that was listed once has ended when it no longer is.
+    fn remember_listed(&mut self, now: Monotonic, directory: &PodDirectory, logs: &PodLogs) {
         let seen = self.known.values().filter_map(|known| known.seen.as_ref().ok()).flatten();
-        let uids: BTreeSet<PodUid> = seen.filter_map(Sighting::uid).cloned().collect();
-        let unlisted = uids.iter().filter(|uid| !directory.pods.contains_key(*uid)).cloned().collect();
-        self.logs.refresh(now, &unlisted);
+        let uids: BTreeSet<&PodUid> = seen.filter_map(Sighting::uid).collect();
         let of_api = directory.pods.values().flat_map(|pod| [Some(&pod.uid), pod.runtime_uid.as_ref()]).flatten();
-        for uid in of_api.chain(self.logs.entries().into_iter().flat_map(BTreeMap::keys)) {
+        for uid in of_api.chain(logs.pods.keys()) {
             match self.listed.get_mut(uid) {
                 Some(at) => *at = now,
                 None => drop(self.listed.insert(uid.clone(), now)),
@@ -160,38 +149,13 @@ impl Resolver {
         self.listed.retain(|uid, at| now.since(*at) < REMEMBERED || uids.contains(uid));
     }
 
-    /// The running pods by name: as the Pods API has them, or else as the log directories do.
-    pub fn pods(&mut self, directory: &Arc<PodDirectory>) -> Arc<BTreeMap<PodRef, Arc<PodIdentity>>> {
-        let generation = self.logs.generation;
-        if !Arc::ptr_eq(&self.pods.directory, directory) || self.pods.generation != generation {
-            let by_name = if directory.complete { listed(directory) } else { self.logged(directory) };
-            self.pods = Pods { directory: Arc::clone(directory), generation, by_name: Arc::new(by_name) };
+    /// The running pods by name.
+    pub fn pods(&mut self, directory: &Arc<PodDirectory>, logs: &PodLogs) -> Arc<BTreeMap<PodRef, Arc<PodIdentity>>> {
+        if !Arc::ptr_eq(&self.pods.directory, directory) || !Arc::ptr_eq(&self.pods.logged, &logs.pods) {
+            let by_name = Arc::new(logs.running_pods(directory));
+            self.pods = Pods { directory: Arc::clone(directory), logged: Arc::clone(&logs.pods), by_name };
         }
         Arc::clone(&self.pods.by_name)
-    }
-
-    /// The old directory of a pod that was recreated under its name may still exist: the later one counts.
-    fn logged(&self, directory: &PodDirectory) -> BTreeMap<PodRef, Arc<PodIdentity>> {
-        let Some(entries) = self.logs.entries() else { return listed(directory) };
-        let mut uids: BTreeMap<&PodRef, Vec<&PodUid>> = BTreeMap::new();
-        for (uid, pod) in entries {
-            uids.entry(pod).or_default().push(uid);
-        }
-        let changed = |pod: &PodRef, uid: &PodUid| {
-            let name = format!("{}_{}_{uid}", pod.namespace, pod.pod);
-            std::fs::metadata(self.logs.root.join(name)).and_then(|metadata| metadata.modified()).ok()
-        };
-        let latest = |(pod, mut uids): (&PodRef, Vec<&PodUid>)| {
-            if uids.len() > 1 {
-                uids.sort_by_key(|uid| changed(pod, uid));
-            }
-            let uid = uids.pop()?;
-            // The last answer of the Pods API is still valid.
-            let known = directory.pods.get(uid).filter(|identity| identity.pod == *pod).cloned();
-            let nameless = || Arc::new(PodIdentity { pod: pod.clone(), uid: uid.clone(), ..Default::default() });
-            Some((pod.clone(), known.unwrap_or_else(nameless)))
-        };
-        uids.into_iter().filter_map(latest).collect()
     }
 }
 
@@ -272,10 +236,11 @@ impl Names<'_> {
 
     fn in_pod(&self, uid: &PodUid, sighting: &Sighting, first_seen: Monotonic) -> Owner {
         let identity = self.directory.pods.get(uid).or_else(|| self.by_runtime_uid.get(uid).copied());
-        let logged = self.logs.get(uid);
+        let logged = self.logs.pods.get(uid);
         // A pod from a manifest has two UIDs: that of its cgroup and that of the API.
-        let is_in_logs = logged.is_some() || identity.is_some_and(|identity| self.logs.get(&identity.uid).is_some());
-        let logs_are_read = self.logs.entries().is_some();
+        let is_in_logs =
+            logged.is_some() || identity.is_some_and(|identity| self.logs.pods.contains_key(&identity.uid));
+        let logs_are_read = self.logs.is_read();
         let ended = || {
             let pod = identity.map(|identity| &identity.pod).or(logged).cloned();
             Owner::EndedPod { uid: uid.clone(), pod }
@@ -312,11 +277,6 @@ impl Names<'_> {
 /// Pods whose cgroups have another UID than the API server's.
 fn runtime_uids(directory: &PodDirectory) -> BTreeMap<&PodUid, &Arc<PodIdentity>> {
     directory.pods.values().filter_map(|identity| Some((identity.runtime_uid.as_ref()?, identity))).collect()
-}
-
-fn listed(directory: &PodDirectory) -> BTreeMap<PodRef, Arc<PodIdentity>> {
-    let living = directory.pods.values().filter(|identity| !identity.terminal);
-    living.map(|identity| (identity.pod.clone(), Arc::clone(identity))).collect()
 }
 
 #[cfg(test)]

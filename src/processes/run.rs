@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::Resolver;
 use crate::clock::Clock;
-use crate::domain::model::{PodDirectory, PodLabel, ProcessState, SourceStatus};
+use crate::domain::model::{PodDirectory, PodLabel, PodLogs, ProcessState, SourceStatus};
 use crate::tasks::{self, Tasks, changed};
 
 /// Owners are resolved at least this often: processes end, and pods too.
@@ -36,8 +36,6 @@ pub struct ProcessesSettings {
     pub mode: ProcessAttribution,
     /// Laid out as `/proc`.
     pub proc_root: PathBuf,
-    /// Laid out as `/var/log/pods`.
-    pub pod_logs_root: PathBuf,
     /// Shown with each pod.
     pub pod_labels: Vec<PodLabel>,
 }
@@ -50,13 +48,17 @@ pub struct ProcessesHandle {
     pub states: watch::Receiver<Arc<ProcessState>>,
 }
 
-type PodDirectories = watch::Receiver<Arc<PodDirectory>>;
+/// Where the pods of processes are known from.
+pub struct ProcessesInputs {
+    pub directory: watch::Receiver<Arc<PodDirectory>>,
+    pub logs: watch::Receiver<Arc<PodLogs>>,
+}
 
 /// Publishes the owners of the requested processes for as long as the task runs. It ends early only after a panic.
-pub fn start(settings: ProcessesSettings, pods: PodDirectories, clock: Clock, tasks: &mut Tasks) -> ProcessesHandle {
+pub fn start(settings: ProcessesSettings, inputs: ProcessesInputs, clock: Clock, tasks: &mut Tasks) -> ProcessesHandle {
     let (wanted, requested) = watch::channel(Arc::default());
     let (publish, states) = watch::channel(Arc::default());
-    tasks.spawn("processes", run(settings, clock, requested, pods, publish));
+    tasks.spawn("processes", run(settings, clock, requested, inputs, publish));
     ProcessesHandle { wanted, states }
 }
 
@@ -64,11 +66,11 @@ async fn run(
     settings: ProcessesSettings,
     clock: Clock,
     mut wanted: watch::Receiver<Arc<BTreeSet<u32>>>,
-    mut pods: PodDirectories,
+    ProcessesInputs { mut directory, mut logs }: ProcessesInputs,
     publish: watch::Sender<Arc<ProcessState>>,
 ) {
     let mut task = ProcessTask {
-        resolver: Resolver::new(&settings.proc_root, &settings.pod_logs_root),
+        resolver: Resolver::new(&settings.proc_root),
         labels: settings.pod_labels.clone().into(),
         problem: None,
         enabled: false,
@@ -77,10 +79,10 @@ async fn run(
     };
     loop {
         let pids = Arc::clone(&wanted.borrow_and_update());
-        let directory = Arc::clone(&pods.borrow_and_update());
+        let (pods, pod_logs) = (Arc::clone(&directory.borrow_and_update()), Arc::clone(&logs.borrow_and_update()));
         // Files of a process that hangs in the kernel may hang too: that costs this thread and nothing else.
         let round = move || {
-            let state = task.round(&pids, &directory);
+            let state = task.round(&pids, &pods, &pod_logs);
             (task, state)
         };
         let late = || publish.send_modify(|state| give_up(Arc::make_mut(state)));
@@ -92,7 +94,10 @@ async fn run(
         publish.send_replace(Arc::new(state));
         let other_pods = async {
             tokio::time::sleep(PAUSE).await;
-            changed(&mut pods).await;
+            tokio::select! {
+                () = changed(&mut directory) => {}
+                () = changed(&mut logs) => {}
+            }
         };
         tokio::select! {
             // At once: a snapshot waits for their owners.
@@ -125,14 +130,14 @@ struct ProcessTask {
 }
 
 impl ProcessTask {
-    fn round(&mut self, wanted: &BTreeSet<u32>, directory: &Arc<PodDirectory>) -> ProcessState {
+    fn round(&mut self, wanted: &BTreeSet<u32>, directory: &Arc<PodDirectory>, logs: &PodLogs) -> ProcessState {
         let started = self.clock.now();
         self.enabled = self.settings.mode != ProcessAttribution::Off && (self.enabled || self.resolver.sees_the_host());
         let none = BTreeSet::new();
-        // The log directories are read either way: they name the UIDs of pods.
-        let processes = self.resolver.resolve(started.monotonic, if self.enabled { wanted } else { &none }, directory);
-        let pods = self.resolver.pods(directory);
-        self.log_changes(directory);
+        let processes =
+            self.resolver.resolve(started.monotonic, if self.enabled { wanted } else { &none }, directory, logs);
+        let pods = self.resolver.pods(directory, logs);
+        self.log_changes(directory, logs);
         let now = self.clock.now();
         let duration = Some(now.monotonic.since(started.monotonic));
         let collector = SourceStatus { success: true, stuck: false, last_success: Some(now), duration };
@@ -147,7 +152,7 @@ impl ProcessTask {
     }
 
     /// Logs what is missing, each time it changes.
-    fn log_changes(&mut self, directory: &PodDirectory) {
+    fn log_changes(&mut self, directory: &PodDirectory, logs: &PodLogs) {
         use ProcessAttribution::{Auto, Off, On};
         let problem = match self.settings.mode {
             Off => None,
@@ -156,7 +161,7 @@ impl ProcessTask {
                  with hostPID: true",
                 self.settings.proc_root.display()
             )),
-            Auto | On => self.resolver.logs_problem().filter(|_| !directory.complete).map(|problem| {
+            Auto | On => logs.problem.as_ref().filter(|_| !directory.complete).map(|problem| {
                 format!(
                     "pods cannot be named by their UIDs: {problem}; mount /var/log/pods (read-only, see \
                      --pod-logs-root) or use a kubelet with the Pods API"

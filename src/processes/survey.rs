@@ -1,11 +1,10 @@
-//! Counts for `doctor`: the host's processes and the pods with log directories, each read once.
+//! Counts the host's processes for `doctor`, which are read once.
 
 use std::io;
 use std::path::Path;
 
 use super::cgroup::CgroupOwner;
 use super::files::ProcFiles;
-use super::pod_logs;
 use crate::domain::model::UnknownOwner;
 
 /// The most processes that are read. A node has thousands.
@@ -39,14 +38,6 @@ pub fn survey(proc_root: &Path) -> io::Result<Survey> {
         }
     }
     Ok(seen)
-}
-
-/// How many directories under `pod_logs_root` name a pod.
-pub fn named_pods(pod_logs_root: &Path) -> io::Result<usize> {
-    let entries = std::fs::read_dir(pod_logs_root)?.filter_map(Result::ok);
-    Ok(entries
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| pod_logs::parse_directory(name).is_some()))
-        .count())
 }
 
 #[cfg(test)]

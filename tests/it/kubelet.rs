@@ -42,9 +42,13 @@ impl Watching {
 
     /// And the Pods API is watched, as the agent does.
     fn start_with_pods_api(root: &Path, refresh_interval: Duration) -> Self {
-        let watched = pods::PodsApiSettings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
+        let watched = pods::PodsSettings {
+            socket: root.join("pods-api/pods-api.sock"),
+            labels: vec![],
+            logs_root: root.join("no-pod-logs"),
+        };
         let mut tasks = Tasks::default();
-        let directory = pods::start(watched, &mut tasks);
+        let PodSources { directory, .. } = pods::start(watched, Clock::start(), &mut tasks);
         Self::with(root, &root.join("device-plugins"), refresh_interval, Some(directory), tasks)
     }
 

@@ -13,8 +13,8 @@ use podmeter::clock::Clock;
 use podmeter::domain::model::{
     ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnattributedReason, UnknownOwner,
 };
-use podmeter::kubelet::pods;
-use podmeter::processes::{self, ProcessAttribution, ProcessesSettings};
+use podmeter::kubelet::{PodSources, pods};
+use podmeter::processes::{self, ProcessAttribution, ProcessesInputs, ProcessesSettings};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 use podmeter::tasks::Tasks;
@@ -46,9 +46,14 @@ struct Watching {
 
 impl Watching {
     fn start(socket: &Path) -> Self {
-        let settings = pods::PodsApiSettings { socket: socket.to_owned(), labels: vec!["app".into()] };
+        let settings = pods::PodsSettings {
+            socket: socket.to_owned(),
+            labels: vec!["app".into()],
+            logs_root: socket.with_file_name("no-pod-logs"),
+        };
         let mut tasks = Tasks::default();
-        Self { directories: pods::start(settings, &mut tasks), _tasks: tasks }
+        let PodSources { directory: directories, .. } = pods::start(settings, Clock::start(), &mut tasks);
+        Self { directories, _tasks: tasks }
     }
 
     async fn until(&mut self, what: &str, condition: impl Fn(&PodDirectory) -> bool) -> Arc<PodDirectory> {
@@ -109,6 +114,15 @@ async fn a_kubelet_without_the_api_is_no_problem_until_it_is_replaced() {
     assert_eq!(directory.problem, None);
 }
 
+/// The pods of these files, and of a Pods API that is sent.
+fn inputs(tree: &ProcTree, tasks: &mut Tasks) -> (watch::Sender<Arc<PodDirectory>>, ProcessesInputs) {
+    let (pods, directory) = watch::channel(Arc::default());
+    let (socket, logs_root) = (tree.proc_root().join("none"), tree.pod_logs_root());
+    let settings = pods::PodsSettings { socket, labels: vec![], logs_root };
+    let PodSources { logs, .. } = pods::start(settings, Clock::start(), tasks);
+    (pods, ProcessesInputs { directory, logs })
+}
+
 /// The resolver on a node's files, and the processes to resolve.
 struct Resolving {
     tree: ProcTree,
@@ -123,15 +137,14 @@ impl Resolving {
     fn start(mode: ProcessAttribution) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
-        let (pods, directories) = watch::channel(Arc::default());
+        let mut tasks = Tasks::default();
+        let (pods, inputs) = inputs(&tree, &mut tasks);
         let settings = ProcessesSettings {
             mode,
             proc_root: tree.proc_root(),
-            pod_logs_root: tree.pod_logs_root(),
             pod_labels: PodLabel::all(&["app".to_owned()]).unwrap(),
         };
-        let mut tasks = Tasks::default();
-        let processes = processes::start(settings, directories, Clock::start(), &mut tasks);
+        let processes = processes::start(settings, inputs, Clock::start(), &mut tasks);
         let (wanted, states) = (processes.wanted.clone(), processes.states.clone());
         Self { tree, wanted, pods, states, _tasks: tasks, _directory: directory }
     }
@@ -164,7 +177,8 @@ async fn owners_follow_processes_and_pods() {
     resolving.want(&[100, 101, 102, 104, 105, 106, 107]);
     let main =
         Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container).with_uid(Some(MAIN.uid.into())));
-    let state = resolving.until("the container", |state| *state.owner(100) == main).await;
+    let named = |state: &ProcessState| *state.owner(100) == main && state.owner(107).pod().is_some();
+    let state = resolving.until("the containers", named).await;
     assert_eq!(*state.owner(101), Owner::Host);
     assert_eq!([state.owner(104), state.owner(105)], [&main, &main]);
     let mps_daemon = |pid| state.processes[&pid].mps_daemon;
@@ -196,11 +210,10 @@ async fn process_ids_of_another_namespace_are_never_used() {
         tree.end(2).unwrap();
         tree.add_container(MAIN).unwrap();
         tree.start(100, 1, MAIN).unwrap();
-        let (_pods, directories) = watch::channel(Arc::default());
-        let (proc_root, pod_logs_root) = (tree.proc_root(), tree.pod_logs_root());
-        let settings = ProcessesSettings { mode, proc_root, pod_logs_root, pod_labels: vec![] };
         let mut tasks = Tasks::default();
-        let processes = processes::start(settings, directories, Clock::start(), &mut tasks);
+        let (_pods, inputs) = inputs(&tree, &mut tasks);
+        let settings = ProcessesSettings { mode, proc_root: tree.proc_root(), pod_labels: vec![] };
+        let processes = processes::start(settings, inputs, Clock::start(), &mut tasks);
         processes.wanted.clone().send_replace(Arc::new([100].into()));
         let state = until(&mut processes.states.clone(), "pods have their UIDs", |state| !state.pods.is_empty()).await;
         assert!(!state.enabled && state.processes.is_empty() && state.collector.is_none(), "{mode:?}");
@@ -260,15 +273,11 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     tree.add_container(MAIN).unwrap();
     tree.start(1000, 5, MAIN).unwrap();
     tree.start(1001, 5, MAIN).unwrap();
-    let settings = ProcessesSettings {
-        mode: ProcessAttribution::Auto,
-        proc_root: tree.proc_root(),
-        pod_logs_root: tree.pod_logs_root(),
-        pod_labels: vec![],
-    };
-    let (_pods, pods) = watch::channel(Arc::default());
+    let settings =
+        ProcessesSettings { mode: ProcessAttribution::Auto, proc_root: tree.proc_root(), pod_labels: vec![] };
     let mut tasks = Tasks::default();
-    let processes = processes::start(settings, pods, Clock::start(), &mut tasks);
+    let (_pods, inputs) = inputs(&tree, &mut tasks);
+    let processes = processes::start(settings, inputs, Clock::start(), &mut tasks);
     let (want, mut states) = (processes.wanted.clone(), processes.states.clone());
     want.send_replace(Arc::new(BTreeSet::from([1000])));
     let is_known = |state: &Arc<ProcessState>| state.processes.contains_key(&1000);

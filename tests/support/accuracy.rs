@@ -13,6 +13,7 @@ use podmeter::domain::model::{
 };
 use podmeter::hardware::simulated::{Load, SimulatedDriver, SimulatedProfile};
 use podmeter::hardware::{Demand, Driver, GpuReader, GpuState, HardwareSettings, Schedule, Staleness, Tier};
+use podmeter::kubelet::pod_logs;
 use podmeter::processes::Resolver;
 use podmeter::simulation::node::{Replicas, SimulatedDevice, resources};
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
@@ -167,7 +168,7 @@ impl Node {
         // The kubelet is not called in step with the devices.
         events.insert((370, Event::Timer));
         Self {
-            resolver: Resolver::new(&tree.proc_root(), &tree.pod_logs_root()),
+            resolver: Resolver::new(&tree.proc_root()),
             hardware: HardwareState { inventory: Arc::new(inventory.clone()), ..HardwareState::default() },
             ledger: Ledger::new(Duration::from_secs(30)),
             case,
@@ -311,7 +312,8 @@ impl Node {
     /// As the publisher does.
     fn account(&mut self, now: u64) {
         let wanted = wanted_processes(&self.hardware);
-        let processes = self.resolver.resolve(at(now), &wanted, &PodDirectory::default());
+        let logs = pod_logs::read(&self.tree.pod_logs_root(), at(now));
+        let processes = self.resolver.resolve(at(now), &wanted, &PodDirectory::default(), &logs);
         let state = ProcessState { enabled: true, processes, ..ProcessState::default() };
         let output = self.ledger.advance(&Observation {
             now: moment(now),

@@ -56,9 +56,9 @@ const LAST_MESSAGE: Duration = Duration::from_millis(300);
 /// Bytes that a writable pipe accepts without blocking (`limits.h`).
 const PIPE_BUF: usize = 4096;
 
-/// One for each operation that may hang. Of the agent: processes, scans of the host, the kubelet's checkpoint, files of claims, the
+/// One for each operation that may hang. Of the agent: processes, scans of the host, the kubelet's checkpoint, files of claims, pod logs, the
 /// configuration, the files of faults and of the condition, and at the end the journal. Of the doctor there are fewer.
-const BLOCKING_THREADS: usize = 8;
+const BLOCKING_THREADS: usize = 9;
 
 /// Of help: longer lines are hard to read.
 const MOST_COLUMNS: usize = 100;

@@ -19,7 +19,7 @@ use crate::files;
 use crate::hardware::HardwareSettings;
 use crate::input::{self, SwitchOr};
 use crate::kubelet::claim_files::ClaimDirectories;
-use crate::kubelet::pods::PodsApiSettings;
+use crate::kubelet::pods::PodsSettings;
 use crate::processes::ProcessesSettings;
 use crate::terminal::harmless;
 
@@ -188,16 +188,12 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
             ..HardwareSettings::default()
         },
         dev_root: values.dev_root,
-        pods_api: PodsApiSettings {
+        pods: PodsSettings {
             socket: kubelet.join("pods-api/pods-api.sock"),
             labels: pod_labels.iter().map(|label| label.key.as_str().into()).collect(),
+            logs_root: values.pod_logs_root,
         },
-        processes: ProcessesSettings {
-            mode: values.process_attribution,
-            proc_root: values.proc_root,
-            pod_logs_root: values.pod_logs_root,
-            pod_labels,
-        },
+        processes: ProcessesSettings { mode: values.process_attribution, proc_root: values.proc_root, pod_labels },
         dcgm_generation: values.dcgm_generation,
         grafana_url: values.grafana_url.0,
         log_format: values.log_format,

@@ -151,7 +151,7 @@ fn plugin_profile(settings: &DoctorSettings, machine: &ObservedMachine) -> Check
 }
 
 fn pods_api(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
-    let socket = settings.node.pods_api.socket.display();
+    let socket = settings.node.pods.socket.display();
     Ok(match &machine.pods_api {
         Ok(()) => Finding::ok(format!("{socket} answers")),
         Err(CallError::SocketMissing(_)) => Finding::skipped(format!(
@@ -226,11 +226,11 @@ fn device_answers(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome
 
 fn host_processes(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     const MOUNT: &str = "set hostPID=true in the chart, or mount the host's /proc and set --proc-root";
-    let ProcessesSettings { mode, proc_root, pod_logs_root, .. } = &settings.node.processes;
+    let ProcessesSettings { mode, proc_root, .. } = &settings.node.processes;
     if *mode == ProcessAttribution::Off {
         return Ok(Finding::skipped("process attribution is off"));
     }
-    let (proc_root, logs) = (proc_root.display(), pod_logs_root.display());
+    let (proc_root, logs) = (proc_root.display(), settings.node.pods.logs_root.display());
     let seen = machine.processes.as_ref().map_err(|missing| missing.finding("check --proc-root"))?;
     let processes = counted(seen.processes, "process");
     let found = format!("{proc_root} shows {processes}, {} of them in pods", seen.in_pods);

@@ -13,10 +13,12 @@ use super::observe_agent::{ObservedAgent, observe_agent};
 use super::report::Finding;
 use crate::agent::AgentSettings;
 use crate::clock::Clock;
-use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, NodeDevices, UnixSeconds};
+use crate::domain::model::{
+    Allocatable, AppliedProfile, HardwareSource, Inventory, Monotonic, NodeDevices, UnixSeconds,
+};
 use crate::hardware::{Failure, HardwareSettings, scan_pci_bus};
 use crate::kubelet::claim_files::{is_of_nvidia, survey};
-use crate::kubelet::{CallError, Client, dial};
+use crate::kubelet::{CallError, Client, dial, pod_logs};
 use crate::plugin::{EntryConfig, NodeGpus, NodeView};
 use crate::processes::Survey;
 use crate::{plugin, processes};
@@ -123,9 +125,9 @@ pub async fn observe(settings: DoctorSettings, clock: Clock) -> Observations {
 
 /// Observes the machine. Each check of a file system has a separate blocking thread, because any of them may hang.
 async fn observe_machine(settings: &DoctorSettings, clock: Clock) -> (ObservedAgent, ObservedMachine) {
-    let AgentSettings { device_plugin_directory, claim_directories, devices, processes, .. } = settings.node.clone();
+    let AgentSettings { device_plugin_directory, claim_directories, devices, pods, .. } = settings.node.clone();
     let HardwareSettings { proc_root, sys_root, ignored_gpus, .. } = devices;
-    let (pod_logs_root, plugins) = (processes.pod_logs_root, device_plugin_directory.clone());
+    let (pod_logs_root, plugins) = (pods.logs_root, device_plugin_directory.clone());
     let registration = plugin::kubelet_socket(&device_plugin_directory);
     let (module, proc) = (proc_root.join("driver/nvidia/version"), proc_root.clone());
     let (
@@ -144,7 +146,7 @@ async fn observe_machine(settings: &DoctorSettings, clock: Clock) -> (ObservedAg
         observe_agent(settings),
         ask_kubelet(settings),
         dial(&registration, OBSERVATION_DEADLINE),
-        dial(&settings.node.pods_api.socket, OBSERVATION_DEADLINE),
+        dial(&settings.node.pods.socket, OBSERVATION_DEADLINE),
         within(OBSERVATION_DEADLINE, plugin::live_sockets(&device_plugin_directory, |_| true)),
         blocking(move || writable(&plugins)),
         blocking(move || Ok(std::fs::read_to_string(module).ok().and_then(|text| module_version(&text)))),
@@ -152,7 +154,10 @@ async fn observe_machine(settings: &DoctorSettings, clock: Clock) -> (ObservedAg
             scan_pci_bus(&sys_root, &ignored_gpus).ok_or_else(|| format!("{}: no PCI bus found", sys_root.display()))
         }),
         blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
-        blocking(move || processes::named_pods(&pod_logs_root).map_err(|error| error.to_string())),
+        blocking(move || {
+            let logs = pod_logs::read(&pod_logs_root, Monotonic::default());
+            logs.problem.map_or(Ok(logs.pods.len()), |problem| Err(problem.to_string()))
+        }),
         blocking(move || Ok(survey(&claim_directories).to_vec())),
     );
     // The driver comes last, because a library that hangs while it is loaded delays checks that start a thread.

@@ -170,6 +170,55 @@ impl GpuUuid {
 
 const OF_ADDRESS: &str = "PCI-";
 
+/// The digits of a pod's UID from a manifest.
+const BARE_UID: usize = 32;
+/// The groups of hex digits of a pod's UID otherwise.
+const UID_GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
+
+impl PodUid {
+    /// The UID that the text begins with, in the form of names and directories, and how long it is in the text.
+    pub fn leading(text: &str) -> Option<(Self, usize)> {
+        let digits = |text: &str| text.bytes().take_while(u8::is_ascii_hexdigit).count();
+        let ends = |length: usize| text.as_bytes().get(length).is_none_or(|after| !after.is_ascii_alphanumeric());
+        if digits(text) == BARE_UID && ends(BARE_UID) {
+            return Some((Self::from(&text[..BARE_UID]), BARE_UID));
+        }
+        let separator = *text.as_bytes().get(UID_GROUPS[0])?;
+        if separator != b'-' && separator != b'_' {
+            return None;
+        }
+        let mut length = 0;
+        for (number, group) in UID_GROUPS.into_iter().enumerate() {
+            if number > 0 {
+                (*text.as_bytes().get(length)? == separator).then_some(())?;
+                length += 1;
+            }
+            (digits(text.get(length..)?) == group).then_some(())?;
+            length += group;
+        }
+        ends(length).then(|| (Self::new(text[..length].replace('_', "-")), length))
+    }
+
+    /// The UID that is the whole text, in the form of directories.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (uid, length) = Self::leading(text)?;
+        (length == text.len() && uid.as_str() == text).then_some(uid)
+    }
+}
+
+/// The longest DNS label.
+const LONGEST_LABEL: usize = 63;
+
+/// Whether the text is a DNS label, as the API server requires it of the names of namespaces and containers.
+pub fn is_dns_label(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_end = |byte: Option<char>| byte.is_some_and(|byte| byte != '-');
+    text.len() <= LONGEST_LABEL
+        && text.bytes().all(is_allowed)
+        && is_end(text.chars().next())
+        && is_end(text.chars().next_back())
+}
+
 impl PciBusId {
     /// NVML writes an eight-digit domain in upper case, sysfs four digits in lower case.
     pub fn normalized(text: &str) -> Self {

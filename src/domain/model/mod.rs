@@ -40,7 +40,9 @@ pub use device_health::{
 pub use device_id::{DeviceForm, DeviceId, UUID_LENGTH, is_uuid};
 pub use file_stamp::FileStamp;
 pub use holding_counters::HoldingCounters;
-pub use identity::{ContainerId, ContainerRef, DeviceRef, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
+pub use identity::{
+    ContainerId, ContainerRef, DeviceRef, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName, is_dns_label,
+};
 pub use inventory::{
     BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, Platform, UnservedGpu,
 };
@@ -48,7 +50,7 @@ pub use journal::JournalState;
 pub use overview::{DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount};
 pub use plugin::{AppliedProfile, MpsDaemons, PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};
-pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
+pub use process::{Owner, PodDirectory, PodIdentity, PodLogs, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
     Clocks, DeviceProcess, DeviceReadings, DeviceTotals, Fast, GpmRatios, InstanceReading, Medium, MemoryUse,
     ProcessSmSeconds, Rates, ReadingGaps, Stamped, Traffic,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{ContainerId, ContainerRef, PodLabel, PodRef, PodUid, SourceStatus, UnattributedReason};
+use super::{ContainerId, ContainerRef, Monotonic, PodLabel, PodRef, PodUid, SourceStatus, UnattributedReason};
 
 /// Identifies one process: process ids are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -149,6 +149,45 @@ pub struct PodDirectory {
     pub pods: BTreeMap<PodUid, Arc<PodIdentity>>,
     /// Why there are no pods, with a remedy. `None` for a kubelet without the API.
     pub problem: Option<Arc<str>>,
+}
+
+/// The pods that the names of the kubelet's log directories have.
+#[derive(Clone, Debug, Default)]
+pub struct PodLogs {
+    /// When these were last known to be all; `None` before the first reading.
+    pub as_of: Option<Monotonic>,
+    /// By the UID in the name. The directory of a removed pod remains for a while.
+    pub pods: Arc<BTreeMap<PodUid, PodRef>>,
+    /// Of the pods of one name, the one whose directory changed last.
+    pub latest: Arc<BTreeMap<PodRef, PodUid>>,
+    /// Why there are none: the directory cannot be read.
+    pub problem: Option<Arc<str>>,
+}
+
+impl PodLogs {
+    pub fn is_read(&self) -> bool {
+        self.as_of.is_some() && self.problem.is_none()
+    }
+
+    /// Whether a pod that started after this moment may be absent.
+    pub fn is_older_than(&self, moment: Monotonic) -> bool {
+        self.as_of.is_none_or(|as_of| as_of < moment)
+    }
+
+    /// The running pods by name: as the Pods API has them, or else as the log directories do.
+    pub fn running_pods(&self, directory: &PodDirectory) -> BTreeMap<PodRef, Arc<PodIdentity>> {
+        if directory.complete || !self.is_read() {
+            let running = directory.pods.values().filter(|identity| !identity.terminal);
+            return running.map(|identity| (identity.pod.clone(), Arc::clone(identity))).collect();
+        }
+        let identity = |(pod, uid): (&PodRef, &PodUid)| {
+            // The last answer of the Pods API is still valid.
+            let known = directory.pods.get(uid).filter(|identity| identity.pod == *pod).cloned();
+            let nameless = || Arc::new(PodIdentity { pod: pod.clone(), uid: uid.clone(), ..PodIdentity::default() });
+            (pod.clone(), known.unwrap_or_else(nameless))
+        };
+        self.latest.iter().map(identity).collect()
+    }
 }
 
 impl PodIdentity {

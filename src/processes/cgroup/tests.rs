@@ -142,9 +142,9 @@ fn of_two_hierarchies_the_more_specific_one_counts() {
 
 #[test]
 fn a_uid_stands_alone() {
-    assert!(is_uid(UID) && is_uid(BARE));
+    assert!(PodUid::parse(UID).is_some() && PodUid::parse(BARE).is_some());
     for text in [&UID.replace('-', "_"), &UID[1..], &BARE[1..], "", &format!("{UID}.slice"), &format!("{BARE}/")] {
-        assert!(!is_uid(text), "{text}");
+        assert_eq!(PodUid::parse(text), None, "{text}");
     }
 }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::domain::model::UnattributedReason;
+use crate::kubelet::pod_logs;
 use crate::simulation::kubelet::container_id;
 use crate::simulation::proc_tree::{ContainerIdentity, ProcTree};
 
@@ -22,7 +23,7 @@ impl Lab {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
-        let resolver = Resolver::new(&tree.proc_root(), &tree.pod_logs_root());
+        let resolver = Resolver::new(&tree.proc_root());
         Self { _directory: directory, tree, resolver, pods: PodDirectory::default() }
     }
 
@@ -37,8 +38,12 @@ impl Lab {
     }
 
     fn resolve(&mut self, seconds: u64, wanted: &[u32]) -> BTreeMap<u32, Process> {
-        let wanted = wanted.iter().copied().collect();
-        self.resolver.resolve(Monotonic::from_secs(seconds), &wanted, &self.pods)
+        let (wanted, now) = (wanted.iter().copied().collect(), Monotonic::from_secs(seconds));
+        self.resolver.resolve(now, &wanted, &self.pods, &self.logs(now))
+    }
+
+    fn logs(&self, now: Monotonic) -> PodLogs {
+        pod_logs::read(&self.tree.pod_logs_root(), now)
     }
 
     fn owner(&mut self, seconds: u64, pid: u32) -> Owner {
@@ -233,7 +238,6 @@ fn without_a_source_of_pod_names_the_owner_is_unknown() {
     let mut lab = Lab::with_pods();
     lab.without_logs();
     assert_eq!(lab.owner(1, 100), Owner::Unknown(UnknownOwner::NoNames));
-    assert!(lab.resolver.logs_problem().unwrap().contains("pods"));
     assert_eq!(lab.owner(1, 102), Owner::Host, "the host needs no names");
 }
 
@@ -322,13 +326,16 @@ fn pods_are_known_by_name_and_the_later_of_two() {
     let later = std::fs::File::open(lab.tree.pod_logs_root().join(path(again))).unwrap();
     let time = later.metadata().unwrap().modified().unwrap() + Duration::from_secs(5);
     later.set_modified(time).unwrap();
-    lab.resolve(1, &[]);
-    let directory = Arc::new(PodDirectory::default());
-    let pods = lab.resolver.pods(&directory);
+    let (directory, logs) = (Arc::new(PodDirectory::default()), lab.logs(Monotonic::from_secs(1)));
+    let pods = lab.resolver.pods(&directory, &logs);
     let uids: Vec<&str> = pods.values().map(|identity| identity.uid.as_str()).collect();
     assert_eq!(uids, [again.uid]);
-    assert!(Arc::ptr_eq(&pods, &lab.resolver.pods(&directory)), "made once");
+    assert!(Arc::ptr_eq(&pods, &lab.resolver.pods(&directory, &logs)), "made once");
     lab.list(MAIN, UID, false, &[]);
     let listed = Arc::new(lab.pods.clone());
-    assert_eq!(lab.resolver.pods(&listed).values().next().unwrap().uid.as_str(), UID, "the Pods API comes first");
+    assert_eq!(
+        lab.resolver.pods(&listed, &logs).values().next().unwrap().uid.as_str(),
+        UID,
+        "the Pods API comes first"
+    );
 }
