@@ -1,4 +1,4 @@
-//! Pauses between attempts: each failure doubles the next one. Pure: without a clock, and the random number is an
+//! Pauses between attempts: each failure doubles the next pause. Pure: without a clock, and the random number is an
 //! argument.
 
 use std::time::Duration;

@@ -1,14 +1,14 @@
-//! The only module that reads the wall clock, and the origin of [`Monotonic`]. The pure modules take the time as an argument;
-//! durations are also measured elsewhere.
+//! The only module that reads the wall clock, and the origin of [`Monotonic`]. The pure modules take the time as an
+//! argument; durations are also measured elsewhere.
 
 use std::time::UNIX_EPOCH;
 
 use crate::domain::model::{Moment, Monotonic, UnixSeconds};
 
-/// Counts from its creation. Copies share that origin.
+/// A clock that counts from its creation. Copies share that origin.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    // tokio's Instant is std's outside a paused test runtime.
+    // tokio's Instant equals std's outside a paused test runtime.
     origin: tokio::time::Instant,
 }
 

@@ -1,7 +1,7 @@
 //! Files of this process in directories that others may write to, and files that options name.
 //!
 //! In: paths and contents. Out: of the former only files of this user, never the target of a symbolic link; of both only
-//! regular files of limited size. Does not depend on what the files contain. [`unescaped`] is for paths in `mountinfo`, which `processes` and `serve` both read.
+//! regular files of limited size. [`unescaped`] is for paths in `mountinfo`, which `processes` and `serve` both read.
 
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions, Permissions};
@@ -15,7 +15,7 @@ use crate::domain::model::FileStamp;
 
 /// The mode of a file for this user alone.
 pub const OWNER_ONLY: u32 = 0o600;
-/// Of configurations, keys, lists of authorities and CDI files: the largest have a few hundred KiB.
+/// The limit of named files: configurations, keys, lists of authorities and CDI files, of at most a few hundred KiB.
 const NAMED_BYTES: u64 = 4 << 20;
 
 /// Opens a file for writing and creates it with this mode where it is missing. A symbolic link or a file of another user
@@ -24,8 +24,8 @@ pub fn open(file: &Path, mode: u32) -> io::Result<File> {
     own(File::options().create(true).truncate(false).write(true).mode(mode), file)
 }
 
-/// The content of a file of at most `limit` bytes; `None` where it does not exist. As with [`open`], and anything that is
-/// no file is an error.
+/// The content of a file of at most `limit` bytes; `None` where it does not exist. As in [`open`], a symbolic link or a
+/// file of another user is an error; so is anything that is no regular file.
 pub fn read(file: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let opened = match own(File::options().read(true), file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -34,13 +34,13 @@ pub fn read(file: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     content(opened, limit).map(Some)
 }
 
-/// The content of a file that an option or another file names: of any user, and through symbolic links, of which the volume
-/// of a Secret is made. It does not wait for the other end of a pipe, and reads nothing without end.
+/// The content of a file that an option or another file names. It may be of any user, and symbolic links are followed,
+/// as the volume of a Secret has them. It does not wait for the other end of a pipe, and the size is limited.
 pub fn read_named(file: &Path) -> io::Result<Vec<u8>> {
     content(open_named(file)?, NAMED_BYTES)
 }
 
-/// As [`read_named`], of at most `limit` bytes. `None`: the file is as it was when `known` was its stamp.
+/// Reads as [`read_named`] does, at most `limit` bytes. `None`: the file has not changed since `known` was its stamp.
 pub fn read_changed(file: &Path, known: &mut Option<FileStamp>, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let opened = open_named(file)?;
     let found = Some(stamp(&opened.metadata()?));
@@ -52,12 +52,13 @@ pub fn read_changed(file: &Path, known: &mut Option<FileStamp>, limit: u64) -> i
     Ok(Some(content))
 }
 
-/// As [`read_named`], of text.
+/// Reads text as [`read_named`] does.
 pub fn read_named_text(file: &Path) -> io::Result<String> {
     text(read_named(file)?)
 }
 
-/// As [`read_named_text`], for a command that ends: a pipe, as of the shell's `<(…)`, is read until its other end is closed.
+/// Reads text as [`read_named_text`] does, for a command that ends: a pipe, as of the shell's `<(…)`, is read until its
+/// other end is closed.
 pub fn read_given_text(file: &Path) -> io::Result<String> {
     let opened = open_named(file)?;
     if !opened.metadata()?.file_type().is_fifo() {
@@ -100,19 +101,19 @@ fn limited(opened: File, limit: u64) -> io::Result<Vec<u8>> {
 pub fn replace(file: &Path, content: &[u8], mode: u32) -> io::Result<File> {
     // The root directory has no parent, and cannot be replaced.
     let directory = file.parent().ok_or(io::ErrorKind::IsADirectory)?;
-    // Its name is random, and it is made only where there is none.
+    // The name of the new file is random, and an existing file is never opened.
     let mut next = tempfile::Builder::new().prefix(".podmeter-").tempfile_in(directory)?;
     next.as_file().set_permissions(Permissions::from_mode(mode))?;
     next.write_all(content)?;
     next.persist(file).map_err(|error| error.error)
 }
 
-/// Device and inode: no other file has both while this one is open.
+/// The device and inode numbers: no other file has both while this one is open.
 pub fn id(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// What differs after each write of a file, and where another file took its place.
+/// The stamp of a file, which differs after each write, and where another file took its place.
 pub fn stamp(file: &Metadata) -> FileStamp {
     let (modified, changed) = ((file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec()));
     FileStamp { file: id(file), bytes: file.len(), modified, changed }

@@ -8,27 +8,27 @@ use std::fmt::Write as _;
 use textwrap::{Options, WordSplitter};
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
-/// Replaces a character that cannot be shown as itself.
+/// The substitute for a character that must not be shown.
 const SUBSTITUTE: char = '\u{FFFD}';
-/// Of text beside a head.
+/// The least columns of text beside a head.
 const LEAST_COLUMNS: usize = 24;
-/// Characters of a name. A container's full name has at most 380.
+/// The most characters of a name. A container's full name has at most 380.
 const LONGEST: usize = 400;
 
-/// Untrusted text for a terminal: characters that move the cursor, change the writing direction or are invisible are
-/// replaced.
+/// Makes untrusted text harmless for a terminal: characters that move the cursor, change the writing direction or are
+/// invisible are replaced.
 pub fn harmless(text: &str) -> String {
     let visible = |letter: char| if letter.width().is_some_and(|width| width > 0) { letter } else { SUBSTITUTE };
     text.chars().map(visible).collect()
 }
 
-/// The same, cut to the length of a name.
+/// Makes a name harmless, and cuts it to the longest length.
 pub fn clean(text: &str) -> String {
     let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(end, _)| end);
     harmless(&text[..end])
 }
 
-/// `text` in exactly this many columns: padded, or cut with an ellipsis.
+/// The text in exactly this many columns: padded, or cut with an ellipsis.
 pub fn fit(text: &str, columns: usize, right: bool) -> String {
     let width = text.width();
     if width <= columns {
@@ -70,7 +70,7 @@ pub fn aligned(table: &[Vec<String>], texts: usize) -> String {
     text
 }
 
-/// Wraps at spaces where there are any, in lines of at most this many columns.
+/// The text in lines of at most this many columns, wrapped at spaces where there are any.
 pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let options = Options::new(columns.max(1)).word_splitter(WordSplitter::NoHyphenation);
     textwrap::wrap(text, options).into_iter().map(Cow::into_owned).collect()
@@ -82,7 +82,7 @@ pub fn write_wrapped(output: &mut String, head: &str, indent: usize, text: &str,
     let text = harmless(text);
     let longest = text.split(' ').map(str::width).max().unwrap_or(0);
     let (mut head, mut indent) = (head, indent);
-    // Too narrow beside the head.
+    // The space beside the head is too narrow.
     if columns < indent + text.width().min(longest.max(LEAST_COLUMNS)) && !head.is_empty() {
         let _ = writeln!(output, "{}", head.trim_end());
         indent = head.len() - head.trim_start().len() + 2;

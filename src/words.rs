@@ -1,9 +1,9 @@
-//! Counts and durations as people write them. Pure.
+//! Counts and durations as text. Pure.
 
 use std::fmt::Display;
 use std::time::Duration;
 
-/// `1 GPU`, `2 GPUs`, `0 processes`.
+/// A count with its noun: `1 GPU`, `2 GPUs`, `0 processes`.
 pub fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
     let ending = match noun.ends_with('s') {
         _ if count == N::from(1) => "",
@@ -13,7 +13,7 @@ pub fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -> Strin
     format!("{count} {noun}{ending}")
 }
 
-/// `150ms`, `1.5s`, `2h`, `1h30m`, `100d`: rounded to tenths of a second, or to two units.
+/// A duration such as `150ms`, `1.5s`, `2h`, `1h30m` or `100d`, rounded to tenths of a second, or to two units.
 pub fn duration(duration: Duration) -> String {
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;

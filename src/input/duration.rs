@@ -19,7 +19,7 @@ impl FromStr for Duration {
 impl fmt::Display for Duration {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = words::duration(self.0);
-        // As people write it, where that is exact.
+        // The short form is used where it is exact.
         match words.parse::<Self>() {
             Ok(same) if same == *self => formatter.write_str(&words),
             _ => humantime::format_duration(self.0).fmt(formatter),

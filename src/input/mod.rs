@@ -1,7 +1,7 @@
-//! What people write: YAML files, names, sizes and switches.
+//! User input: YAML files, names, sizes and switches.
 //!
-//! Inputs: a text. Outputs: its value, or what is wrong, with its line, and for a misspelt name the one that is meant. Does not
-//! use: files, what a key is for.
+//! Inputs: a text. Outputs: its value, or what is wrong, with its line, and for a misspelt name the similar one. Does
+//! not use: files, what a key is for.
 
 mod duration;
 mod size;
@@ -16,19 +16,19 @@ pub use duration::Duration;
 pub use size::Size;
 pub use switch::SwitchOr;
 
-/// A misspelt name is as similar as this to the one that is meant: half of its letters, in their order.
+/// The least similarity of a misspelt name to a known one: half of its letters, in their order.
 const SIMILAR: f64 = 0.5;
-/// Known names that a message lists.
+/// The most known names that a message lists.
 const LISTED: usize = 12;
-/// Characters of what was found.
+/// The most characters that a message quotes.
 const QUOTED: usize = 40;
 
-/// `None`: nothing but comments.
+/// Reads YAML; `None`: the text has only comments.
 pub fn yaml<T: DeserializeOwned>(text: &str) -> Result<Option<T>, String> {
     read(text).map_err(|error| YamlMessages { quoted: Some(text) }.render(&error))
 }
 
-/// As `yaml`, for files with secrets: an error quotes nothing of the file but its keys.
+/// Reads YAML of files with secrets: an error quotes only the keys of the file.
 pub fn secret_yaml<T: DeserializeOwned>(text: &str) -> Result<Option<T>, String> {
     read(text).map_err(|error| YamlMessages { quoted: None }.render(&error))
 }
@@ -38,14 +38,14 @@ fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Ok(None);
     }
-    // Whether it is YAML at all comes before what its keys are.
+    // An error in the YAML syntax comes before an error of its keys.
     let first = |error| serde_saphyr::from_str::<IgnoredAny>(text).err().unwrap_or(error);
     serde_saphyr::from_str(text).map(Some).map_err(first)
 }
 
-/// An error in one line, in words of the file and not of the parser.
+/// Makes errors one line, in terms of the file and not of the parser.
 struct YamlMessages<'t> {
-    /// The text to quote what was found from.
+    /// The text from which to quote what was found; `None`: it has secrets.
     quoted: Option<&'t str>,
 }
 
@@ -54,7 +54,7 @@ impl YamlMessages<'_> {
         error.without_snippet().render_with_formatter(self)
     }
 
-    /// `, not x`: what is in the text there.
+    /// The text at the error's place, as `, not x`.
     fn found(&self, error: &Error) -> String {
         let Some((text, at)) = self.quoted.zip(error.location()) else { return String::new() };
         let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).saturating_sub(1);
@@ -69,7 +69,7 @@ impl YamlMessages<'_> {
     }
 }
 
-/// What serde and the parser expect.
+/// What serde and the parser expect, in plain words.
 fn plainly(expected: &str) -> &str {
     match expected {
         "mapping start" => "a mapping (KEY: VALUE)",
@@ -117,7 +117,7 @@ impl Localizer for YamlMessages<'_> {
     }
 }
 
-/// What follows an unknown name: `: did you mean ...?`, and the known ones where they are few.
+/// The hint after an unknown name: `: did you mean ...?`, or the known names where they are few.
 pub fn suggestion(name: &str, known: &[&str]) -> String {
     let measured = known
         .iter()
@@ -188,7 +188,7 @@ mod tests {
             ("limit: many\n", "line 1 column 8: must be a whole number, not `many`"),
             ("interval: {a: 1}\n", "line 1 column 11: must be one value, not `{a: 1}`"),
             ("- limit\n", "line 1 column 1: must be a mapping (KEY: VALUE), not `- limit`"),
-            // It is no YAML, whatever the key.
+            // The text is no YAML, whatever the key.
             ("a: [1\n", "line 1 column 4: unclosed bracket '['"),
             ("health: 1\n", "line 1 column 1: unknown key `health`; there are interval, limit"),
         ] {

@@ -16,7 +16,7 @@ const UNITS: [(&str, u64); 8] = [
     ("T", 1_000_000_000_000),
 ];
 
-/// Bytes, written `64Mi`, `64MiB`, `64M`, `64MB` or `67108864`.
+/// A number of bytes, written `64Mi`, `64MiB`, `64M`, `64MB` or `67108864`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Size(pub u64);
 

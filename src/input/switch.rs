@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Unexpected, Visitor};
 
-/// `on`, `off`, or a mapping. In place of an untagged enum, whose errors have no line.
+/// A value that is `on`, `off`, or a mapping. An untagged enum would have errors without a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SwitchOr<T> {
     Switch(bool),

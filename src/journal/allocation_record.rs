@@ -1,4 +1,4 @@
-//! A holding as the journal stores it, and as the API and `podmeter usage` return it.
+//! A holding in the journal, in the API and in `podmeter usage`.
 
 use std::sync::Arc;
 
@@ -6,11 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::model::HoldingCounters;
 
-/// One holding: a container held a device from `began` to `ended`. `docs/cli.md` documents the fields. Absent: not
-/// known.
+/// One holding: a container held a device from `began` to `ended`. `docs/cli.md` has the fields. Absent: unknown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AllocationRecord {
-    /// Increases with the beginning; the same in all versions of a record.
+    /// The ID, which increases with the beginning; the same in all versions of a record.
     pub id: u64,
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
@@ -28,35 +27,35 @@ pub struct AllocationRecord {
     /// The last method by which busy time and energy were attributed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attribution: Option<Arc<str>>,
-    /// Unix time at which an agent first saw it held.
+    /// The Unix time at which an agent first observed it.
     pub began: f64,
-    /// Unix time of the last update.
+    /// The Unix time of the last update.
     pub seen: f64,
-    /// Unix time; absent while it is held.
+    /// The Unix time of the end; absent while it is held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
-    /// Between two agents: in none of the counters.
+    /// The seconds between two agents, which are in none of the counters.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unseen_seconds: f64,
     /// How often an agent started during it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub agent_restarts: u32,
-    /// Of the time in which an agent observed it.
+    /// The counters of the time in which an agent observed it.
     #[serde(flatten)]
     pub counters: HoldingCounters,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub xids: Vec<Xid>,
-    /// Changes of the device's health meanwhile, oldest first. Beyond a limit, the last ones and faults.
+    /// The changes of the device's health meanwhile, oldest first. Beyond a limit, the last ones and faults.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub health: Vec<HealthEvent>,
-    /// How many were dropped.
+    /// The number of changes that were dropped.
     #[serde(default, skip_serializing_if = "is_default")]
     pub health_dropped: u32,
 }
 
-/// The hardware, as the driver names it.
+/// The hardware, with the driver's names.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct JournalDevice {
     pub gpu_uuid: Arc<str>,
@@ -77,15 +76,15 @@ pub struct JournalDevice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// An agent saw the end of the allocation.
+    /// An agent observed the end of the allocation.
     Released,
-    /// It ended while no agent ran: `ended` is when it was last seen.
+    /// It ended while no agent ran: `ended` is the time of the last update.
     Unseen,
     /// Another pod of the same name holds the device.
     Replaced,
 }
 
-/// XIDs of one code on the device, attributed to the container.
+/// The XIDs of one code on the device that are attributed to the container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Xid {
     pub code: u32,
@@ -107,13 +106,13 @@ impl AllocationRecord {
         self.ended.is_none()
     }
 
-    /// When it ended, or was last seen.
+    /// The end, or the time of the last update.
     #[must_use]
     pub fn until(&self) -> f64 {
         self.ended.unwrap_or(self.seen)
     }
 
-    /// The part of it within the window, 0 to 1. A holding of no length, after a clock step, is counted where it ended.
+    /// The part of the holding within the window, 0 to 1. One of no length, after a clock step, counts where it ended.
     #[must_use]
     pub fn part_within(&self, since: f64, until: f64) -> f64 {
         let (from, to) = (self.began, self.until());

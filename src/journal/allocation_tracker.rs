@@ -1,4 +1,4 @@
-//! Which records begin, change and end with a snapshot.
+//! Decides which records begin, change and end with a snapshot.
 //!
 //! In: successive snapshots, the open records of an earlier agent. Out: the records to write. Pure.
 
@@ -12,30 +12,30 @@ use super::recording::{self, Holders};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, HoldingCounters, LISTS_NONE_AT_START, Moment, Monotonic, Snapshot, UnixSeconds};
 
-/// Open holdings are written this often: a crash loses their counters of at most this time.
+/// The period in which open holdings are written: a crash loses their counters of at most this time.
 pub const PROGRESS: Duration = Duration::from_secs(30);
-/// The last seconds of a holding come with the next readings: its counters may grow for this time after its end.
+/// How long the counters of a holding may grow after its end: its last seconds come with the next readings.
 const FINAL_FIGURES: Duration = Duration::from_secs(20);
-/// Ended records that wait for the disk; beyond that, those that began first are dropped. Open ones are in memory anyway.
+/// The most ended records that wait for the disk; more are dropped, the oldest first. Open ones are in memory anyway.
 const WAITING_LIMIT: usize = 4096;
 
-/// By container and device, without the pod's UID: those of one key in the order of the file.
+/// Earlier agents' open records by container and device, without the pod's UID; those of one key in the file's order.
 type Orphans = BTreeMap<HoldingKey, Vec<AllocationRecord>>;
 
-/// Derives allocation records from successive snapshots. In memory only.
+/// Derives allocation records from successive snapshots, in memory only.
 #[derive(Debug, Default)]
 pub struct AllocationTracker {
     tracked: BTreeMap<HoldingKey, Tracked>,
-    /// Each account as the last snapshot had it: where a next holding starts to count.
+    /// Each account in the last snapshot, from which the next holding counts.
     last_accounts: BTreeMap<HoldingKey, LastAccount>,
     observations: u64,
-    /// Open when the last agent ended, and not matched yet.
+    /// The records that were open when the last agent ended, and are not matched yet.
     orphans: Orphans,
     /// Since when the settled answers of the kubelet list no pod.
     lists_none_since: Option<Monotonic>,
-    /// Not on disk yet, by id.
+    /// The records that are not on disk yet, by ID.
     waiting: BTreeMap<u64, AllocationRecord>,
-    /// The records of the last agent have been read.
+    /// Whether the records of the last agent have been read.
     loaded: bool,
     last_id: u64,
     last_transition: u64,
@@ -47,19 +47,19 @@ pub struct AllocationTracker {
 struct LastAccount {
     created: UnixSeconds,
     counters: HoldingCounters,
-    /// The last observation that had it.
+    /// The number of the last observation with the account.
     seen: u64,
 }
 
-/// A holding that continues, or that still lacks its final counters. For counters and XIDs, what the record has is
-/// `carried` + (account − `base`).
+/// A holding that continues, or that still lacks its final counters. The record's counters and XIDs are `carried` +
+/// (account − `base`).
 #[derive(Clone, Debug)]
 struct Tracked {
     record: AllocationRecord,
-    /// Of the account at the beginning of this holding.
+    /// The counters of the account at the beginning of this holding.
     base: HoldingCounters,
     base_xids: Vec<Xid>,
-    /// Of the record of an earlier agent that this one continues, less the counters of time that both observed.
+    /// The counters of an earlier agent's record that this one continues, without those of time that both observed.
     carried: HoldingCounters,
     carried_xids: Vec<Xid>,
     continues_earlier: bool,
@@ -68,7 +68,8 @@ struct Tracked {
 }
 
 impl AllocationTracker {
-    /// True when something must be written soon: a beginning, an end, an event, or progress that is due.
+    /// Updates the records from a snapshot. Returns true when a record must be written soon: for a beginning, an end,
+    /// an event, or progress that is due.
     pub fn observe(&mut self, snapshot: &Snapshot) -> bool {
         self.observations += 1;
         let before = self.waiting.len();
@@ -94,11 +95,11 @@ impl AllocationTracker {
     /// Adds the records that another agent left open, when a file was opened.
     pub fn load(&mut self, open: Vec<AllocationRecord>, last_id: u64, now: Moment) {
         if std::mem::replace(&mut self.loaded, true) {
-            // The file may be another one now.
+            // It may be another file now.
             self.requeue_all();
         }
         self.last_id = self.last_id.max(last_id);
-        // What is here is newer in any case.
+        // A record in memory is always newer.
         let live = self.live();
         for record in open.into_iter().filter(|record| !live.contains_key(&record.id)) {
             self.orphans.entry(recording::record_key(&record)).or_default().push(record);
@@ -113,7 +114,7 @@ impl AllocationTracker {
         if self.loaded { self.waiting.values().cloned().collect() } else { vec![] }
     }
 
-    /// These are on disk. Of some there may be a later version.
+    /// Applies that these are on disk. A record may have a later version by now.
     pub fn written(&mut self, records: &[AllocationRecord]) {
         for record in records {
             if self.waiting.get(&record.id) == Some(record) {
@@ -122,7 +123,7 @@ impl AllocationTracker {
         }
     }
 
-    /// All records in memory wait for the disk: for a new file, or at the end.
+    /// Makes all records in memory wait for the disk: for a new file, or at the end.
     pub fn requeue_all(&mut self) {
         self.waiting = self.live();
     }
@@ -149,11 +150,11 @@ impl AllocationTracker {
             Some(last) => Some(std::mem::replace(last, now)),
             None => self.last_accounts.insert(key.clone(), now),
         };
-        // Another account starts at zero; after a clock that was set back it may be of the same second.
+        // Another account starts at zero; after the clock was set back it may be of the same second.
         let last = last.filter(|last| last.created == account.created && !counters.fell_since(last.counters));
         let is_held = account.holding.is_some();
         let goes_on = last.is_some() && self.tracked.get(&key).is_some_and(|tracked| tracked.ended.is_none());
-        // Not held and new: it began and ended between two snapshots.
+        // An account that is new and not held had a holding between two snapshots.
         let begins = if is_held { !goes_on } else { last.is_none() };
         if begins {
             self.finish(&key, snapshot.at);
@@ -181,7 +182,7 @@ impl AllocationTracker {
         urgent
     }
 
-    /// Another holding follows under the key, or another account: the tracked one has all of its counters.
+    /// Ends the tracked holding, as another holding or account follows under the key: it has all of its counters.
     fn finish(&mut self, key: &HoldingKey, now: Moment) {
         if let Some(mut tracked) = self.tracked.remove(key) {
             if tracked.ended.is_none() {
@@ -191,7 +192,7 @@ impl AllocationTracker {
         }
     }
 
-    /// `last`: the account as the last snapshot had it.
+    /// Begins a record. `last`: the account in the last snapshot.
     fn open(&mut self, key: HoldingKey, account: &Account, last: Option<LastAccount>, snapshot: &Snapshot) {
         let first = last.is_none();
         let began = if first { account.created } else { snapshot.at.unix };
@@ -241,7 +242,7 @@ impl AllocationTracker {
         let transitions = &snapshot.health.transitions;
         for transition in transitions.iter().filter(|transition| transition.number > self.last_transition) {
             for (key, tracked) in &mut self.tracked {
-                // Of a MIG device too: a cause of its GPU is one of its own.
+                // A cause of a GPU is also one of its MIG devices.
                 let concerned = (&transition.gpu, &transition.mig) == (&key.gpu, &key.mig);
                 if concerned && tracked.ended.is_none() && transition.at.monotonic >= tracked.since {
                     recording::add_health_event(&mut tracked.record, recording::health_event(transition));
@@ -262,7 +263,7 @@ impl AllocationTracker {
         urgent
     }
 
-    /// Ends the orphans that certainly no longer hold the device, at the time they were last seen.
+    /// Ends the orphans that certainly no longer hold the device, at the time of their last update.
     fn end_orphans(&mut self, snapshot: &Snapshot) -> bool {
         let now = snapshot.at.monotonic;
         self.lists_none_since = snapshot.kubelet.lists_none().then(|| self.lists_none_since.unwrap_or(now));
@@ -298,7 +299,7 @@ impl AllocationTracker {
         }
     }
 
-    /// Microseconds of Unix time, or one more than the last.
+    /// The next ID: microseconds of Unix time, or one more than the last ID.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time since 1970 fits for ages")]
     fn next_id(&mut self, now: Moment) -> u64 {
         self.last_id = (self.last_id + 1).max((now.unix.0 * 1e6) as u64);
@@ -307,7 +308,7 @@ impl AllocationTracker {
 }
 
 impl Tracked {
-    /// Updates the record from the account. True when more than the counters changed.
+    /// Updates the record from the account. Returns true when more than the counters changed.
     fn update(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
         self.record.counters = self.carried.plus(account.counters.since(self.base));
         if self.ended.is_none() {
@@ -328,7 +329,7 @@ impl Tracked {
         self.record.ending = Some(ending);
     }
 
-    /// After a clock that was set back, it began as long ago as it was held.
+    /// Sets the time of the last update. After the clock was set back, the beginning becomes `now` less the time held.
     fn set_seen(&mut self, now: UnixSeconds) {
         self.record.seen = now.0;
         if now.0 < self.record.began {
@@ -336,7 +337,7 @@ impl Tracked {
         }
     }
 
-    /// A record with a pod UID waits until the UID of this pod is known.
+    /// Whether this holding may continue the record; one with a pod UID waits until the UID of this pod is known.
     fn may_continue(&self, old: &AllocationRecord) -> bool {
         let same_pod = old.pod_uid.is_none() || old.pod_uid == self.record.pod_uid;
         same_pod && !self.continues_earlier && old.is_open()
@@ -361,7 +362,7 @@ impl Tracked {
     /// and one that both attributed counts twice.
     fn continue_from(&mut self, old: AllocationRecord, now: UnixSeconds) {
         let observed = now.0 - self.record.began;
-        // The part of it that the other agent observed too.
+        // This is the part of the earlier record that both agents observed.
         let both = old.seen - old.began.max(self.record.began);
         let overlap = if observed > 0.0 { (both / observed).clamp(0.0, 1.0) } else { 0.0 };
         self.carried = old.counters.plus(self.record.counters.times(-overlap));
@@ -369,7 +370,7 @@ impl Tracked {
         self.record.unseen_seconds = old.unseen_seconds + (self.record.began - old.seen).max(0.0);
         self.record.agent_restarts = old.agent_restarts + 1;
         self.record.id = old.id;
-        // Whose lock was replaced may have begun first.
+        // The agent whose lock was replaced may have begun first.
         self.record.began = old.began.min(self.record.began);
         self.record.pod_uid = self.record.pod_uid.take().or_else(|| old.pod_uid.clone());
         self.record.xids = recording::together(&old.xids, &self.record.xids);

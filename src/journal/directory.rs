@@ -26,7 +26,7 @@ fn check(directory: &Metadata, user: u32) -> Result<(), String> {
              chown it to {user}, or give --state-dir another directory"
         ));
     }
-    // With the sticky bit others can add files, and replace none.
+    // With the sticky bit other users can add files, and replace none.
     if mode & WRITABLE_BY_OTHERS != 0 && mode & STICKY == 0 {
         return Err(format!(
             "others may write to it (mode {:04o}) and could replace the journal; chmod go-w it, or give --state-dir another \

@@ -2,9 +2,8 @@
 //! events.
 //!
 //! Inputs: successive `Snapshot`s, a directory. Outputs: a database that survives `kill -9`, query results, its state.
-//! Does not use: the kubelet, drivers, HTTP. `AllocationTracker` decides in memory which
-//! records change; the journal writer writes them on its own thread, so that no disk delays anything else; only `store`
-//! uses SQLite.
+//! Does not use: the kubelet, drivers, HTTP. `AllocationTracker` decides in memory which records change; the journal
+//! writer writes them on a separate thread, so that no disk delays anything else; only `store` uses SQLite.
 
 mod allocation_record;
 mod allocation_tracker;

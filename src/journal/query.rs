@@ -17,17 +17,17 @@ use super::writer::JournalReader;
 use crate::domain::model::{Snapshot, UnixSeconds};
 use crate::input::suggestion;
 
-/// Holdings in one response, by default and at most.
+/// The holdings in one response, by default and at most.
 const PAGE: usize = 500;
 
-/// RFC 3986, section 2.3.
+/// The characters to encode in a query string: all but the unreserved ones of RFC 3986, section 2.3.
 const NOT_UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A page of holdings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct AllocationsResponse {
     pub node: String,
-    /// Unix time of the response.
+    /// The Unix time of the response.
     pub at: f64,
     pub since: f64,
     pub until: f64,
@@ -36,9 +36,9 @@ pub struct AllocationsResponse {
     /// The problem of the journal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
-    /// By id: in the order in which they began.
+    /// The holdings by ID, in the order in which they began.
     pub allocations: Vec<AllocationRecord>,
-    /// `after` of the next page; absent from the last one.
+    /// The `after` of the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<u64>,
 }
@@ -48,12 +48,12 @@ pub struct AllocationsResponse {
 pub struct QueryError(String);
 
 impl Query {
-    /// Everything.
+    /// A query that selects everything.
     pub fn all() -> Self {
         Self { since: 0.0, until: f64::MAX, namespace: None, pod: None, after: 0, limit: PAGE }
     }
 
-    /// `since=24h&until=2026-01-31T12:00:00Z&namespace=…&pod=…&after=…&limit=…`, each optional.
+    /// Parses `since=24h&until=2026-01-31T12:00:00Z&namespace=…&pod=…&after=…&limit=…`, each optional.
     pub fn parse(text: &str, now: UnixSeconds) -> Result<Self, QueryError> {
         let mut query = Self::all();
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
@@ -111,7 +111,7 @@ impl Query {
         mut stored: Vec<AllocationRecord>,
         newer: BTreeMap<u64, AllocationRecord>,
     ) -> AllocationsResponse {
-        // Past the last one of a full page others may be stored.
+        // More records may be stored after the last one of a full page.
         let end = stored.last().filter(|_| stored.len() >= self.limit).map(|last| last.id);
         stored.retain(|record| !newer.contains_key(&record.id));
         let is_here = |record: &AllocationRecord| self.after < record.id && end.is_none_or(|end| record.id <= end);
@@ -131,7 +131,7 @@ impl Query {
     }
 }
 
-/// How long ago (`24h`), a time (`2026-01-31T12:00:00Z`, `2026-01-31`), or Unix seconds.
+/// The Unix time of an age (`24h`), a time (`2026-01-31T12:00:00Z`, `2026-01-31`), or Unix seconds.
 pub fn parse_time(text: &str, now: UnixSeconds) -> Result<f64, String> {
     if let Ok(unix) = text.parse::<f64>()
         && unix.is_finite()
@@ -148,10 +148,10 @@ pub fn parse_time(text: &str, now: UnixSeconds) -> Result<f64, String> {
 }
 
 impl JournalReader {
-    /// Reads the disk: for blocking threads only.
+    /// Answers a query. It reads the disk: for blocking threads only.
     pub fn respond(&self, query: &Query, node: &str, now: UnixSeconds) -> AllocationsResponse {
         let file = self.0.file();
-        // Before the file is read: a record written meanwhile is in both, and none is in neither.
+        // Memory is read before the file: a record written meanwhile is in both, and none is in neither.
         let live = self.0.tracker.lock().live();
         let (stored, problem) = match Store::open_to_read(&file).and_then(|store| store.records(query)) {
             Ok(stored) => (stored, None),
@@ -162,13 +162,13 @@ impl JournalReader {
     }
 }
 
-/// From the file, while no agent runs.
+/// Answers a query from the file, while no agent runs.
 pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Result<AllocationsResponse, StoreError> {
     let stored = Store::open_to_read(&directory.join(FILE))?.records(query)?;
     Ok(AllocationsResponse { journal: true, ..query.response("", now.0, stored, BTreeMap::new()) })
 }
 
-/// Without a journal: current holdings, with their counters since the start of this agent.
+/// Answers a query without a journal: current holdings, with their counters since the start of this agent.
 pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
     let record = |(number, account)| {
@@ -180,7 +180,7 @@ pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     query.response(&snapshot.node_name, snapshot.at.unix.0, vec![], (1..).zip(held).map(record).collect())
 }
 
-/// `%2F` and `+`; what is not well-formed stays as it is.
+/// The text with `%2F` and `+` decoded; invalid sequences stay as they are.
 fn decoded(text: &str) -> String {
     percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
@@ -196,7 +196,7 @@ mod tests {
         let query = Query::parse("since=1h&namespace=team%2Da&pod=train+0&limit=7&after=12", NOW).unwrap();
         assert_eq!((query.since, query.namespace.as_deref()), (1_000_000.0 - 3600.0, Some("team-a")));
         assert_eq!((query.pod.as_deref(), query.limit, query.after), (Some("train 0"), 7, 12));
-        // Not percent-encoded: unchanged.
+        // Text that is not percent-encoded stays unchanged.
         assert_eq!(Query::parse("pod=%+1%1", NOW).unwrap().pod.as_deref(), Some("% 1%1"));
         for (text, part) in [
             ("since=soon", "24h"),

@@ -1,4 +1,4 @@
-//! Which account, container and device a record is about, and its fields from a snapshot. Pure.
+//! Finds the account, container and device of a record, and its fields in a snapshot. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use crate::domain::model::{
     PciBusId, ResourceName, Snapshot, UnhealthyReason, UnixSeconds,
 };
 
-/// Changes of the device's health kept for one holding; the rest are counted.
+/// The most changes of the device's health kept for one holding; the rest are counted.
 const HEALTH_EVENTS: usize = 32;
-/// XID codes kept for one holding.
+/// The most XID codes kept for one holding.
 const XID_CODES: usize = 32;
-/// So long after the agent's start the kubelet has reported what is allocatable, if it ever does.
+/// The time after the agent's start by which the kubelet has reported what is allocatable, if it ever does.
 const JOINED: Monotonic = Monotonic::from_secs(120);
 
 pub fn account_key(account: &Account) -> HoldingKey {
     HoldingKey { container: account.container.clone(), gpu: account.gpu.clone(), mig: account.mig.clone() }
 }
 
-/// Without the pod's UID, which a record may lack.
+/// The key of a record, without the pod's UID, which a record may lack.
 pub fn record_key(record: &AllocationRecord) -> HoldingKey {
     HoldingKey {
         container: ContainerRef::new(&record.namespace, &record.pod, &record.container),
@@ -30,12 +30,12 @@ pub fn record_key(record: &AllocationRecord) -> HoldingKey {
     }
 }
 
-/// The same for pods that differ in their UIDs alone.
+/// The key, which is then the same for pods that differ in their UIDs alone.
 pub fn without_uid(key: &HoldingKey) -> HoldingKey {
     HoldingKey { container: key.container.clone().with_uid(None), ..key.clone() }
 }
 
-/// Who holds a device now, by the key without the pod's UID.
+/// The containers that hold a device now, by the key without the pod's UID.
 pub type Holders<'a> = BTreeMap<HoldingKey, Vec<&'a ContainerRef>>;
 
 pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
@@ -52,7 +52,7 @@ pub fn is_replaced(account: &Account, holders: &Holders<'_>) -> bool {
     same.into_iter().flatten().any(|other| **other != account.container)
 }
 
-/// A holding as it begins.
+/// The record of a holding that begins.
 pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u64) -> AllocationRecord {
     let mut record = AllocationRecord {
         id,
@@ -114,7 +114,7 @@ pub fn xids(account: &Account, snapshot: &Snapshot) -> Vec<Xid> {
     together(&[], &snapshot.container_xids.iter().filter(is_here).map(xid).collect::<Vec<_>>())
 }
 
-/// Less `base`, from before the holding.
+/// The container's XIDs on this device, without `base`, those before the holding.
 pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &[Xid]) -> Vec<Xid> {
     let mut own = xids(account, snapshot);
     for xid in &mut own {
@@ -125,7 +125,7 @@ pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &[Xid]) -> Vec<X
     own
 }
 
-/// Sums by code, sorted.
+/// The sums of both by code, sorted.
 pub fn together(one: &[Xid], other: &[Xid]) -> Vec<Xid> {
     let mut all: BTreeMap<u32, Xid> = BTreeMap::new();
     for xid in one.iter().chain(other) {
@@ -146,8 +146,8 @@ pub fn health_event(transition: &HealthTransition) -> HealthEvent {
     }
 }
 
-/// Adds the event, unless the last one is the same. Beyond the limit, the first that is no fault is dropped, or else the
-/// first.
+/// Adds the event, unless the last one is the same. Beyond the limit, the first one that is no fault is dropped, or
+/// else the first.
 pub fn add_health_event(record: &mut AllocationRecord, event: HealthEvent) {
     let is_same = |last: &HealthEvent| last.healthy == event.healthy && (event.healthy || last.reason == event.reason);
     if record.health.last().map_or(event.healthy, is_same) {
@@ -163,8 +163,8 @@ pub fn add_health_event(record: &mut AllocationRecord, event: HealthEvent) {
     record.health.push(event);
 }
 
-/// Adds an event where the device has another health than the record's last event, which may be an earlier agent's. A
-/// health that is unknown differs from none. True if it was added.
+/// Adds an event where the device has another health than the record's last event, which may be an earlier agent's. An
+/// unknown health differs from none. Returns whether it was added.
 pub fn add_health_difference(record: &mut AllocationRecord, health: &DeviceHealth) -> bool {
     let last = record.health.last();
     let was_healthy = last.is_none_or(|last| last.healthy);
@@ -191,11 +191,11 @@ pub fn has_ended(record: &AllocationRecord, key: &HoldingKey, snapshot: &Snapsho
         return true;
     }
     if let Some([holder, ..]) = holders.get(key).map(Vec::as_slice) {
-        // It did not continue this record: another pod holds the device, or its UID is not known yet.
+        // The holder did not continue this record: another pod holds the device, or its UID is not known yet.
         return record.pod_uid.is_none() || pod_uid(snapshot, holder).is_some();
     }
     let Some(known) = snapshot.hardware.inventory.gpus.get(&key.gpu).filter(|gpu| gpu.present) else { return false };
     let is_there = key.mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == key.mig.as_ref());
-    // Device IDs can be joined, and none of its devices is this one.
+    // Where device IDs can be joined, none of the container's devices is this one.
     !is_there || kubelet.allocatable.is_some() || snapshot.at.monotonic >= JOINED
 }

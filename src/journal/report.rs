@@ -13,10 +13,10 @@ use crate::terminal::{aligned, harmless};
 const HOUR: f64 = 3600.0;
 const KILOWATT_HOUR: f64 = 3.6e6;
 
-/// GPU + borrowed = busy + idle + unknown.
+/// The titles of the columns with hours: GPU + borrowed = busy + idle + unknown.
 const TITLES: [&str; 6] = ["HELD HOURS", "GPU HOURS", "BUSY HOURS", "BORROWED", "IDLE HOURS", "UNKNOWN"];
 
-/// For people: hours and kilowatt-hours.
+/// The sums as a table, in hours and kilowatt-hours.
 pub fn usage_table(usage: &Usage, by: By) -> String {
     let mut table = vec![];
     let names: &[&str] = match by {
@@ -41,7 +41,7 @@ pub fn usage_table(usage: &Usage, by: By) -> String {
     window + "\n" + &aligned(&table, names.len())
 }
 
-/// For programs: seconds and joules; empty where not known.
+/// The sums as CSV, in seconds and joules; empty where unknown.
 pub fn usage_csv(usage: &Usage, by: By) -> String {
     let names = match by {
         By::Namespace => "namespace",
@@ -72,7 +72,7 @@ fn json(row: &impl Serialize) -> Value {
     serde_json::to_value(row).expect("a row is strings and numbers")
 }
 
-/// Each holding, with its hardware and events.
+/// The holdings as a table, with their hardware and events.
 pub fn holdings_table(records: &[AllocationRecord]) -> String {
     let heads = ["POD", "CONTAINER", "DEVICE", "MODEL", "PROFILE", "DRIVER", "FROM", "TO"];
     let titles = heads.iter().chain(&TITLES).chain(&["KWH", "EVENTS"]);
@@ -147,7 +147,7 @@ fn shown(totals: &UsageTotals) -> Vec<String> {
     cells
 }
 
-/// In the columns `TITLES`.
+/// The counters in the columns `TITLES`.
 fn shown_counters(counters: &HoldingCounters) -> [String; 6] {
     [
         counters.held_seconds,
@@ -160,7 +160,7 @@ fn shown_counters(counters: &HoldingCounters) -> [String; 6] {
     .map(|seconds| number(seconds, HOUR))
 }
 
-/// Of the GPU.
+/// A percentage of the GPU.
 fn percent(ratio: Option<f64>) -> String {
     ratio.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0))
 }
@@ -170,12 +170,12 @@ fn number(value: Option<f64>, unit: f64) -> String {
 }
 
 fn time(unix: f64) -> String {
-    // RFC 3339 ends with the year 9999.
+    // RFC 3339 has no year after 9999.
     let since = Duration::from_secs_f64(unix.clamp(0.0, 2.5e11));
     humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
 }
 
-/// RFC 4180.
+/// A field of CSV (RFC 4180).
 fn quoted(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }

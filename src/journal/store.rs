@@ -12,20 +12,21 @@ use super::directory;
 use crate::files;
 
 pub const FILE: &str = "allocations.sqlite";
-/// "PMTR": marks the file as ours.
+/// The application ID "PMTR", which marks the file as ours.
 const APPLICATION: i64 = 0x504d_5452;
-/// Of the table below.
+/// The version of the table below.
 const FORMAT: i64 = 2;
-/// SQLite's default.
+/// The page size, SQLite's default.
 const PAGE_BYTES: u64 = 4096;
-/// Pages that SQLite keeps in memory: 256 KiB.
+/// The pages that SQLite keeps in memory: 256 KiB.
 const CACHE_PAGES: i64 = 64;
-/// While another process reads, which takes milliseconds.
+/// The longest wait while another process reads, which takes milliseconds.
 const BUSY: Duration = Duration::from_secs(5);
-/// Of the maximum size for each record in one transaction: an eighth of the file then holds these and the rollback journal.
+/// The bytes of the maximum size for each record in one transaction, so that an eighth of the file is enough for the
+/// records and the rollback journal.
 const BYTES_PER_BATCHED_RECORD: u64 = 16 * 1024;
 
-/// `ended` is empty while it is held. `record` is JSON.
+/// The table. `ended` is NULL while a holding continues; `record` is JSON.
 const TABLE: &str = "
     CREATE TABLE holding (
         id INTEGER PRIMARY KEY,
@@ -47,22 +48,22 @@ pub struct Bounds {
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Damaged, or no journal of this format.
+    /// The file is damaged, or no journal of this format.
     #[error("it is damaged or no journal: {0}")]
     Unusable(String),
     #[error("{0}")]
     Failed(String),
 }
 
-/// Which holdings are selected. In HTTP the query string of `/api/v1/allocations`.
+/// A selection of holdings. In HTTP it is the query string of `/api/v1/allocations`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Query {
-    /// Unix times: a holding that ended before the first or began after the second is not selected.
+    /// The window in Unix times: a holding that ended before `since` or began after `until` is not selected.
     pub since: f64,
     pub until: f64,
     pub namespace: Option<String>,
     pub pod: Option<String>,
-    /// The `next` of the page before: only holdings with a greater id.
+    /// The `next` of the last page: only holdings with a greater ID are selected.
     pub after: u64,
     pub limit: usize,
 }
@@ -75,12 +76,13 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or creates the file, and checks all of it. The caller holds the directory's lock.
+    /// Opens or creates the file, and checks all of it. The caller must have the directory's lock.
     pub fn open(file: &Path, bounds: Bounds) -> Result<Self, StoreError> {
         files::open(file, files::OWNER_ONLY).map_err(|error| StoreError::Failed(error.to_string()))?;
         let connection = connect(file, OpenFlags::SQLITE_OPEN_CREATE)?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        // The rollback journal stays beside the file, emptied. Why not WAL: docs/engineering/decisions/2026-11-21-journal-in-sqlite.md.
+        // The rollback journal stays beside the file, emptied.
+        // docs/engineering/decisions/2026-11-21-journal-in-sqlite.md has the reasons against WAL.
         connection.query_row("PRAGMA journal_mode = TRUNCATE", [], |_| Ok(()))?;
         if pragma(&connection, "page_count")? == 0 {
             connection.execute_batch(&format!(
@@ -96,7 +98,7 @@ impl Store {
         Ok(Self { connection, bounds })
     }
 
-    /// For queries only. SQLite rolls an incomplete write back, where the file may be written.
+    /// Opens the file for queries only. SQLite rolls an incomplete write back, if it may write the file.
     pub fn open_to_read(file: &Path) -> Result<Self, StoreError> {
         let connection = connect(file, OpenFlags::empty())?;
         connection.pragma_update(None, "query_only", true)?;
@@ -104,7 +106,8 @@ impl Store {
         Ok(Self { connection, bounds: Bounds { bytes: u64::MAX, age: Duration::MAX } })
     }
 
-    /// On disk when this returns; after an error some may be. Removes the oldest where the file is full.
+    /// Writes the records, which are on disk when this returns; after an error some may be. Removes the oldest where
+    /// the file is full.
     pub fn write(&mut self, records: &[AllocationRecord]) -> Result<(), StoreError> {
         let batch = self.bounds.bytes / BYTES_PER_BATCHED_RECORD;
         for batch in records.chunks(usize::try_from(batch).unwrap_or(usize::MAX).max(1)) {
@@ -137,7 +140,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes those that ended first, some at a time. An eighth is left for the next batch and the rollback journal.
+    /// Removes the holdings that ended first, some at a time. An eighth is left for a batch and the rollback journal.
     fn keep_within_limit(&self) -> Result<(), StoreError> {
         let most = (self.bounds.bytes - self.bounds.bytes / 8) / PAGE_BYTES;
         let used = || -> rusqlite::Result<i64> {
@@ -165,7 +168,7 @@ impl Store {
         Ok((open, last.unwrap_or(0).unsigned_abs()))
     }
 
-    /// The records that match, by id.
+    /// The records that match, by ID.
     pub fn records(&self, query: &Query) -> Result<Vec<AllocationRecord>, StoreError> {
         let mut statement = self.connection.prepare(
             "SELECT record FROM holding
@@ -179,7 +182,7 @@ impl Store {
     }
 }
 
-/// No symbolic link is followed.
+/// Opens the file; follows no symbolic link.
 fn connect(file: &Path, mode: OpenFlags) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let file = directory::resolve(file).map_err(|error| StoreError::Failed(error.to_string()))?;
@@ -215,7 +218,7 @@ fn read(row: &Row<'_>) -> Result<AllocationRecord, StoreError> {
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         let (code, text) = (error.sqlite_error_code(), error.to_string());
-        // SQLite has no code of its own for a damaged format number, nor for a missing table.
+        // SQLite has no separate code for a damaged format number, nor for a missing table.
         let is_unusable = matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
             || ["unsupported file format", "no such table"].iter().any(|part| text.contains(part));
         if is_unusable { Self::Unusable(text) } else { Self::Failed(text) }

@@ -18,32 +18,32 @@ pub enum By {
     Device,
 }
 
-/// Sums over holdings. A figure that is unknown for all of them is absent.
+/// Sums over holdings. A value that is unknown for all of them is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct UsageTotals {
     pub holdings: u64,
     #[serde(flatten)]
     pub counters: HoldingCounters,
-    /// `HoldingCounters::busy_ratio`: of the GPU, whatever part of it is held.
+    /// The utilization of the GPU, whatever part of it is held: `HoldingCounters::busy_ratio`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_ratio: Option<f64>,
-    /// `None` by device: XIDs that are attributed to no container are not in the journal.
+    /// The number of XIDs; `None` by device: XIDs that are attributed to no container are not in the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xids: Option<u64>,
-    /// Transitions to unhealthy while held.
+    /// The number of transitions to unhealthy while held.
     pub unhealthy: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct UsageRow {
-    /// `namespace`, `pod`, `gpu_uuid`, `mig_uuid`, `model`: those that it is grouped by and that are known.
+    /// The names by which the row is grouped, as far as known: `namespace`, `pod`, `gpu_uuid`, `mig_uuid`, `model`.
     #[serde(flatten)]
     pub names: BTreeMap<&'static str, Arc<str>>,
     #[serde(flatten)]
     pub totals: UsageTotals,
 }
 
-/// Use in a window: rows by name, and the total.
+/// The use in a window: rows by name, and the total.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Usage {
     pub since: f64,
@@ -56,8 +56,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// A holding that crosses a bound of the window counts in proportion to its time inside; its counters have no finer
-    /// resolution.
+    /// Sums the holdings in the window. One that crosses a bound counts in proportion to its time inside; its counters
+    /// have no finer resolution.
     pub fn sum<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
         let mut rows: BTreeMap<Vec<Arc<str>>, UsageRow> = BTreeMap::new();
         let (mut total, mut first_began) = (UsageTotals::default(), None);
@@ -99,7 +99,7 @@ impl By {
     }
 }
 
-/// What identifies a row: the model may have become known later.
+/// The key of a row, without the model, which may have become known later.
 fn key(names: &BTreeMap<&str, Arc<str>>) -> Vec<Arc<str>> {
     names.iter().filter(|(column, _)| **column != "model").map(|(_, name)| Arc::clone(name)).collect()
 }

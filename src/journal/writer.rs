@@ -1,6 +1,7 @@
 //! The journal's thread.
 //!
-//! In: snapshots, through the tracker. Out: records on disk, and the state of the journal. No lock is held during disk access.
+//! In: snapshots, by way of the tracker. Out: records on disk, and the state of the journal. No lock is held during
+//! disk access.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,13 +21,13 @@ use crate::domain::model::{JournalState, Monotonic, Snapshot};
 use crate::files;
 use crate::tasks::NoThread;
 
-/// Locked by the agent that writes.
+/// The file that the writing agent locks.
 const LOCK: &str = "allocations.lock";
-/// Longest pause after a failure, and between two attempts to lock a directory that another agent has locked.
+/// The longest pause after a failure, and between two attempts to lock a directory that another agent has locked.
 const RETRY: Duration = Duration::from_secs(5);
-/// Between two deletions of what is over the bounds: these are sizes and days.
+/// The time between two deletions of holdings over the bounds, which are sizes and days.
 const PRUNE: Duration = Duration::from_secs(60 * 60);
-/// A write takes milliseconds; a disk that takes this long is reported as hanging.
+/// The time after which a disk is reported as hanging; a write takes milliseconds.
 const HANGS: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,15 +39,15 @@ pub struct JournalSettings {
 /// Why nothing is written.
 #[derive(Debug, thiserror::Error)]
 enum WriterError {
-    /// Not a failure: an update of the agent starts the next one before the last one ends.
+    /// Another agent writes. This is no failure: a rolling update starts the next agent before the last one ends.
     #[error("another podmeter writes to {}; waiting until it ends", .0.display())]
     Locked(PathBuf),
-    /// A sentence for the log and the page.
+    /// A failure, as a sentence for the log and the page.
     #[error("{0}")]
     Failed(String),
 }
 
-/// The running journal: it observes every snapshot, and writes on its own thread.
+/// The running journal: it observes every snapshot, and writes on a separate thread.
 #[derive(Debug)]
 pub struct Journal {
     feed: JournalFeed,
@@ -66,13 +67,13 @@ pub(super) struct JournalShared {
     pub settings: JournalSettings,
     pub tracker: Mutex<AllocationTracker>,
     state: Mutex<JournalState>,
-    /// Milliseconds since the agent's start at which a disk access began; 0: none is in progress.
+    /// The start of a disk access in milliseconds since the agent's start; 0: none is in progress.
     busy_since: AtomicU64,
     clock: Clock,
 }
 
 impl Journal {
-    /// Does not access the disk: problems with it are in the state.
+    /// Starts the journal without access to the disk: problems with it are in the state.
     pub fn start(settings: JournalSettings, clock: Clock) -> Result<Self, NoThread> {
         let (feed, mut writer, woken) = Self::parts(settings, clock);
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run(&woken))?;
@@ -97,7 +98,7 @@ impl Journal {
         self.feed.clone()
     }
 
-    /// For queries, and for its state.
+    /// A reader, for queries and the journal's state.
     pub fn reader(&self) -> JournalReader {
         JournalReader(Arc::clone(&self.feed.shared))
     }
@@ -111,10 +112,10 @@ impl Journal {
 }
 
 impl JournalFeed {
-    /// Computes only.
+    /// Updates the records in memory, without access to the disk.
     pub fn observe(&self, snapshot: &Snapshot) {
         let urgent = self.shared.tracker.lock().observe(snapshot);
-        // Full: the thread is awake already.
+        // A full channel means that the thread is awake already.
         if urgent && matches!(self.wake.try_send(()), Err(TrySendError::Disconnected(()))) {
             let problem = "the journal's thread has ended unexpectedly; restart podmeter and report this";
             self.shared.set_problem(Some(problem.into()));
@@ -163,7 +164,7 @@ struct JournalWriter {
     shared: Arc<JournalShared>,
     lock: Option<File>,
     store: Option<Store>,
-    /// `files::id` of the database that is open.
+    /// The `files::id` of the open database.
     database: Option<(u64, u64)>,
     pruned: Option<Monotonic>,
 }
@@ -173,7 +174,7 @@ impl JournalWriter {
         let mut wait = Duration::ZERO;
         loop {
             let ending = matches!(woken.recv_timeout(wait), Err(RecvTimeoutError::Disconnected));
-            // Once more at the end: what was removed or replaced is opened again.
+            // At the end a failure is tried once more: files that were removed or replaced are opened again.
             let outcome = self.work().or_else(|error| if ending { self.work() } else { Err(error) });
             wait = match outcome {
                 Ok(()) => {
@@ -204,8 +205,8 @@ impl JournalWriter {
         outcome
     }
 
-    /// A lock on a file that is no longer at its path, perhaps with its directory, excludes no other agent; a database that
-    /// is not, nobody reads.
+    /// Checks that lock and database are still at their paths, and closes them otherwise. A lock on a file that was
+    /// removed or replaced, perhaps with its directory, excludes no other agent; such a database has no readers.
     fn check_in_place(&mut self) -> Result<(), WriterError> {
         let id_at = |path: PathBuf| path.metadata().ok().map(|found| files::id(&found));
         let locked = id_at(self.shared.settings.directory.join(LOCK));
@@ -250,7 +251,7 @@ impl JournalWriter {
         Ok(())
     }
 
-    /// Renames a file that cannot be used and begins a new one in its place.
+    /// Renames a file that cannot be used and creates a new one in its place.
     fn begin_new(&mut self, file: &Path, error: &StoreError) -> Result<Store, String> {
         let renamed_to = set_aside(file, self.shared.clock.now().unix.0)
             .map_err(|cause| format!("{}: {error}; and it cannot be renamed: {cause}", file.display()))?;

@@ -1,4 +1,4 @@
-//! Events, as differences of snapshots. In: each snapshot. Out: what changed since the one before.
+//! Events, as differences of snapshots. In: each snapshot. Out: what changed since the last one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{HistoryEvent, HistoryEventKind, Severity};
 use crate::domain::model::{ContainerRef, DeviceRef, GpuUuid, HealthTransition, ResourceName, Snapshot, XidClass};
 
-/// By GPU and code.
+/// The count and class of XIDs, by GPU and code.
 type XidTotals = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
 
 type Holdings = BTreeMap<ContainerRef, BTreeSet<DeviceRef>>;
@@ -19,13 +19,13 @@ pub(super) struct Changes {
 
 #[derive(Clone, Debug, Default)]
 struct SnapshotValues {
-    /// `None` until kubelet and driver have both answered: the holdings that are then known are no events.
+    /// The holdings; `None` until kubelet and driver have both answered: the first holdings are no events.
     holdings: Option<Arc<Holdings>>,
     transitions: u64,
     xids: XidTotals,
     kubelet_problem: Option<Arc<str>>,
     kubelet_restarts: u64,
-    /// By resource, whether it is registered and how often it has been.
+    /// Whether each resource is registered, and how often it has been.
     registrations: BTreeMap<ResourceName, (bool, u64)>,
     driver_problem: Option<Arc<str>>,
     driver_loads: u64,
@@ -60,7 +60,7 @@ impl Changes {
 }
 
 impl SnapshotValues {
-    /// Holdings that were known before stay known.
+    /// The values of a snapshot. `before`: the last holdings, which are shared if they have not changed.
     fn from_snapshot(snapshot: &Snapshot, before: Option<&Arc<Holdings>>) -> Self {
         let plugin = snapshot.plugin.as_deref();
         Self {
@@ -86,7 +86,7 @@ fn holdings(snapshot: &Snapshot, before: Option<&Arc<Holdings>>) -> Option<Arc<H
         return None;
     }
     let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
-    // As a rule they are the same: nothing is copied then.
+    // They are usually the same: nothing is copied then.
     if let Some(before) = before
         && held.clone().count() == before.values().map(BTreeSet::len).sum::<usize>()
         && held.clone().all(|account| {

@@ -1,4 +1,4 @@
-//! An event of the history, as page and API have it.
+//! An event of the history, for page and API.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use strum::IntoStaticStr;
 
 use crate::domain::model::{ContainerRef, DeviceRef, Moment};
 
-/// An event on the node, for people.
+/// An event on the node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HistoryEvent {
-    /// Counts all events since the start, from 1.
+    /// The number of the event since the start, from 1.
     pub number: u64,
     pub at: Moment,
     pub kind: HistoryEventKind,
@@ -37,10 +37,10 @@ pub enum HistoryEventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Something works again.
+    /// A problem has ended.
     Good,
-    /// As usual.
+    /// No problem.
     Plain,
-    /// Something is wrong.
+    /// A problem has begun.
     Bad,
 }

@@ -1,7 +1,7 @@
 //! The last half hour: readings per device, how its busy time is divided, the use of each holder, and events.
 //!
-//! Inputs: each published `Snapshot`, with its time. Outputs: points, divisions, usage, events. Does not use: HTTP, or the
-//! source of a reading. All state is bounded, for any number of devices over time.
+//! Inputs: each published `Snapshot`, with its time. Outputs: points, divisions, usage, events. Does not use: HTTP, or
+//! the source of a reading. All state is bounded, for any number of devices over time.
 
 mod changes;
 mod event;
@@ -20,18 +20,18 @@ use crate::domain::model::{
     busy_ratio,
 };
 
-/// Events kept; the oldest are dropped first.
+/// The most events kept; the oldest are dropped first.
 pub const EVENTS: usize = 200;
 
 #[derive(Clone, Debug, Default)]
 pub struct NodeHistory {
-    /// Of the first snapshot and of the last one.
+    /// The time of the first snapshot.
     began: Option<Moment>,
     at: Moment,
     points: BTreeMap<DeviceRef, Points>,
     changes: changes::Changes,
     sums: sums::WindowSums,
-    /// Newest last.
+    /// The events, newest last.
     events: VecDeque<HistoryEvent>,
     numbered: u64,
 }
@@ -61,7 +61,7 @@ impl NodeHistory {
         self.points.iter()
     }
 
-    /// The columns of the window up to the last snapshot, without those before the first one; oldest first.
+    /// The columns of the window up to the last snapshot, oldest first, without those before the first snapshot.
     #[must_use]
     pub fn columns(&self, gpu: &GpuUuid, mig: Option<&MigUuid>, window: Window) -> Vec<Point> {
         let column = |at: Moment| at.monotonic.as_duration().as_secs() / window.step();
@@ -75,7 +75,7 @@ impl NodeHistory {
         self.points.get(&DeviceRef { gpu: gpu.clone(), mig: mig.cloned() })
     }
 
-    /// Newest first.
+    /// The events, newest first.
     pub fn events(&self) -> impl ExactSizeIterator<Item = &HistoryEvent> {
         self.events.iter().rev()
     }

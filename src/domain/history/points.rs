@@ -1,13 +1,14 @@
-//! The points of one device. In: one of each snapshot. Out: the last five minutes, and columns of a chart for up to half an hour.
+//! The points of one device. In: one of each snapshot. Out: those of the last five minutes, and columns of a chart for
+//! up to half an hour.
 
 use std::collections::VecDeque;
 
-/// Of one ring: five minutes.
+/// The points in a ring: five minutes.
 pub const POINTS: usize = 300;
 pub const INTERVAL_SECONDS: u64 = 1;
-/// Columns of a chart, whatever its window.
+/// The columns of a chart, for any window.
 pub const COLUMNS: usize = 60;
-/// No gap of up to this length is left: the last point was current until then. Longer than the time between two snapshots.
+/// A gap of up to this many seconds, more than between two snapshots, gets the last point, which was current so long.
 const BRIDGED: u64 = 10;
 
 /// A length of time up to now.
@@ -31,7 +32,7 @@ impl Window {
         }
     }
 
-    /// Seconds of one column.
+    /// The seconds of one column.
     #[must_use]
     pub const fn step(self) -> u64 {
         self.seconds() / COLUMNS as u64
@@ -41,11 +42,11 @@ impl Window {
 /// One device in one second. `None`: no reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// `model::busy_ratio`.
+    /// The busy ratio: `model::busy_ratio`.
     pub busy: Option<f64>,
-    /// Bytes in use.
+    /// The memory in use, in bytes.
     pub memory: Option<f64>,
-    /// Watts.
+    /// The power in watts.
     pub power: Option<f64>,
 }
 
@@ -53,13 +54,13 @@ pub struct Point {
 #[derive(Clone, Debug, Default)]
 pub struct Points {
     latest: u64,
-    /// Oldest first; the last is of `latest`.
+    /// The points, oldest first; the last is of the second `latest`.
     ring: VecDeque<Packed>,
     /// The complete columns of half an hour, oldest first.
     columns: VecDeque<Packed>,
 }
 
-/// Busy, memory and power in twelve bytes; NaN is absent. 24 bits are enough for a chart: 8 KiB of 141 GiB.
+/// A point in twelve bytes; NaN is absent. 24 bits are enough for a chart: 8 KiB of 141 GiB.
 #[derive(Clone, Copy, Debug)]
 struct Packed([f32; 3]);
 
@@ -77,7 +78,7 @@ impl Packed {
 }
 
 impl Points {
-    /// A later point of the same second replaces the earlier one.
+    /// Adds a point, which replaces an earlier one of the same second.
     pub(super) fn add(&mut self, second: u64, point: Point) {
         let packed = Packed::new(point);
         let Some(&last) = self.ring.back() else {
@@ -98,7 +99,7 @@ impl Points {
         self.latest = second;
     }
 
-    /// Before the points from `latest` to `second` are added.
+    /// Adds the columns that end before `second`; called before the points from `latest` to `second` are added.
     fn complete_columns(&mut self, second: u64) {
         let step = Window::HalfHour.step();
         let (current, next) = (self.latest / step, second / step);
@@ -131,7 +132,7 @@ impl Points {
         })
     }
 
-    /// The mean of the seconds of this column that the ring has.
+    /// The mean of the seconds of this column that are in the ring.
     fn column(&self, step: u64, number: u64) -> Packed {
         let first = self.latest + 1 - self.ring.len() as u64;
         let from = (number * step).max(first);
@@ -153,13 +154,13 @@ impl Points {
         self.latest
     }
 
-    /// Oldest first.
+    /// The points, oldest first.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Point> + '_ {
         self.ring.iter().map(|packed| packed.unpacked())
     }
 }
 
-/// The oldest goes beyond this length.
+/// Adds a point, and drops the oldest beyond this length.
 fn push(ring: &mut VecDeque<Packed>, length: usize, packed: Packed) {
     if ring.len() == length {
         ring.pop_front();
@@ -207,7 +208,7 @@ mod tests {
         let mut points = Points::default();
         for second in 0..4_000 {
             let value = if second < 3_000 { 0.25 } else { 0.75 };
-            // Unknown for two minutes.
+            // The value is unknown for two minutes.
             let known = !(3_300..3_420).contains(&second);
             points.add(second, if known { point(value) } else { Point::default() });
         }

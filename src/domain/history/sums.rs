@@ -1,5 +1,5 @@
 //! The use of each holder in the last minutes. In: a snapshot's counters. Out: shares of a GPU's time and a holder's
-//! counters, by window. Does not know points and events.
+//! counters, by window.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::domain::model::{
     Account, ContainerRef, DeviceReadings, GpuUuid, HoldingCounters, MigUuid, Monotonic, Snapshot, UnattributedReason,
 };
 
-/// A window is nine to ten of these steps long.
+/// The steps kept of a window, which is nine to ten steps long.
 const STEPS: usize = 10;
 
-/// To what a part of a device's time is attributed.
+/// The container or the reason to which a part of a device's time is attributed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShareOwner {
     Container(ContainerRef),
@@ -26,14 +26,14 @@ pub struct WindowShares {
 }
 
 impl WindowShares {
-    /// Of the time that is known; `None` without any.
+    /// The busy ratio as a part of the known time; `None` without any.
     #[must_use]
     pub fn known_ratio(&self, busy: f64) -> Option<f64> {
         (self.uncovered < 1.0).then(|| (busy / (1.0 - self.uncovered)).min(1.0))
     }
 }
 
-/// What the last snapshot has, with what was added in the windows.
+/// The counters of the last snapshot, with their increases in the windows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WindowSums {
     last: Option<Monotonic>,
@@ -41,16 +41,16 @@ pub(super) struct WindowSums {
     shares: BTreeMap<GpuUuid, BTreeMap<ShareKey, ShareTime>>,
 }
 
-/// A container may have a share of several MIG devices.
+/// The key of a share; a container may have shares of several MIG devices.
 type ShareKey = (ShareOwner, Option<MigUuid>);
 
 #[derive(Clone, Debug, Default)]
 struct GpuTime {
     seconds: WindowedCounter,
     uncovered_seconds: WindowedCounter,
-    /// Up to where it has been counted: the readings are of an earlier time than the snapshot.
+    /// The end of the counted time: the readings are of an earlier time than the snapshot.
     counted_to: Option<Monotonic>,
-    /// Uncovered seconds before the first readings that are not in the driver's total; `None` until then.
+    /// The uncovered seconds before the first readings, which the readings' total lacks; `None` until then.
     uncovered_before_readings: Option<f64>,
 }
 
@@ -62,19 +62,19 @@ struct ShareTime {
     uncovered_seconds: WindowedCounter,
 }
 
-/// A counter, and what was added to it by window and step. The steps of a window are a ring.
+/// A counter, and its increases by window and step. The steps of a window are a ring.
 #[derive(Clone, Debug, Default)]
 struct WindowedCounter {
     last: f64,
     added: [[f32; STEPS]; Window::ALL.len()],
 }
 
-/// From the last snapshot to this one.
+/// The time from the last snapshot to this one.
 struct SnapshotInterval {
     to: Monotonic,
-    /// Use before the first snapshot is in no window.
+    /// Whether there is no last snapshot: use before the first one is in no window.
     is_first: bool,
-    /// By window: the number of the current step, and how many steps began.
+    /// The number of the current step of each window, and how many steps began.
     steps: [(u64, u64); Window::ALL.len()],
 }
 
@@ -90,7 +90,7 @@ impl SnapshotInterval {
 }
 
 impl WindowedCounter {
-    /// A counter that is new or has fallen began at zero.
+    /// Adds the increase of the counter; one that is new or has fallen began at zero.
     fn advance(&mut self, counter: f64, interval: &SnapshotInterval) {
         let more = if counter < self.last { counter } else { counter - self.last };
         self.last = counter;
@@ -166,7 +166,7 @@ impl WindowSums {
         }
     }
 
-    /// Busy, idle, borrowed and uncovered seconds.
+    /// The busy, idle, borrowed and uncovered seconds of the account in the window.
     pub(super) fn increase(&self, account: &Account, window: Window) -> Option<HoldingCounters> {
         let time = self.shares.get(&account.gpu)?.get(&share_key(account))?;
         Some(HoldingCounters {
@@ -178,7 +178,7 @@ impl WindowSums {
         })
     }
 
-    /// `None` in the first second.
+    /// How the GPU's time in the window is divided; `None` in the first second.
     pub(super) fn division(&self, gpu: &GpuUuid, window: Window) -> Option<WindowShares> {
         let time = self.gpus.get(gpu)?;
         let all = time.seconds.sum(window);

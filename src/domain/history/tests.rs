@@ -178,7 +178,7 @@ fn points_are_the_readings_and_are_dropped_with_the_device() {
 fn a_division_is_counter_differences_of_the_window() {
     let mut history = NodeHistory::default();
     let gpu = GpuUuid::from(fixture::WHOLE);
-    // The counters of the holder and of processes outside of pods, and the seconds without samples.
+    // The arguments are the counters of the holder and of processes outside of pods, and the seconds without samples.
     let at = |seconds: u64, holder: f64, host: f64, uncovered: f64| {
         let mut snapshot = later(seconds);
         snapshot.accounts.retain(|account| account.gpu == gpu);
@@ -198,14 +198,14 @@ fn a_division_is_counter_differences_of_the_window() {
     history.add(&at(0, 0.0, 0.0, 0.0));
     assert_eq!(history.division(&gpu, Window::Minute), None);
     for second in 1..=600_u64 {
-        // Busy for the first 300 s, then idle; the host is busy for the last 6 s; 3 s of the last 60 are unknown.
+        // The holder is busy for the first 300 s, the host for the last 6 s; 3 s of the last 60 are unknown.
         let (busy, host) = (second.min(300) as f64, second.saturating_sub(594) as f64);
         history.add(&at(second, busy, host, second.saturating_sub(590).min(3) as f64));
     }
     let now = at(600, 300.0, 6.0, 3.0);
     let container = ShareOwner::Container(now.accounts[0].container.clone());
     let of = |window, part: &ShareOwner| (history.division(&gpu, window).unwrap().busy[part] * 100.0).round();
-    // A window is nine to ten steps long: of the last minute the 54 s since the last step but nine.
+    // A window is nine to ten steps long: here the last minute is 54 s.
     assert_eq!(
         (of(Window::Minute, &container), of(Window::Minute, &ShareOwner::Unattributed(UnattributedReason::Host))),
         (0.0, 11.0)
@@ -217,7 +217,7 @@ fn a_division_is_counter_differences_of_the_window() {
     assert_eq!((idle(Window::Minute), idle(Window::HalfHour)), (Some(100.0), Some(50.0)));
     assert_eq!(history.division(&fixture::LOST.into(), Window::Minute).unwrap().uncovered, 1.0, "no readings");
     assert_eq!(history.division(&fixture::PARTITIONED.into(), Window::Minute).unwrap().uncovered, 1.0, "no busy time");
-    // More busy time than there is: never more than the whole.
+    // More busy time than has passed counts as the whole.
     let mut history = NodeHistory::default();
     history.add(&at(0, 0.0, 0.0, 0.0));
     history.add(&at(5, 8.0, 2.0, 0.0));

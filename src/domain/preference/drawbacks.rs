@@ -1,4 +1,4 @@
-//! What speaks against a free GPU, and its rank among others.
+//! The drawbacks of a free GPU, and its rank among others.
 
 use std::collections::BTreeMap;
 
@@ -7,24 +7,25 @@ use crate::domain::model::{DeviceReadings, GpuUuid};
 
 /// Clock events that mean throttling.
 const THROTTLING: [&str; 4] = ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"];
-/// A driver without processes uses less.
+/// The memory in use that indicates a process: a driver without processes uses less.
 const DRIVER_MEMORY: u64 = 256 << 20;
 
-/// What speaks against a GPU now. By default nothing is known of it.
+/// The present drawbacks of a GPU. The default is a GPU without readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GpuDrawbacks {
-    /// Memory rows or banks wait for a reset to be remapped: the reset interrupts every process on the GPU.
+    /// Whether memory rows or banks wait for a reset to be remapped, which interrupts every process on the GPU.
     pub row_remap_pending: bool,
     pub throttled: bool,
-    /// Processes or memory use the GPU, and no container holds it: they are left from a container that ended, or of a process
-    /// outside Kubernetes.
+    /// Whether processes or memory use the GPU although no container holds it: they are left from a container that
+    /// ended, or of a process outside Kubernetes.
     pub use_without_allocation: bool,
-    /// Use now as a ratio, 0 to 1; `None`: unknown.
+    /// The present use as a ratio, 0 to 1; `None`: unknown.
     pub load: Option<f64>,
 }
 
 impl GpuDrawbacks {
-    /// `held`: `None` while the allocations are unknown. `by_mps`: one process may be the server of MPS, without a client.
+    /// The drawbacks by the readings. `held`: `None` while the allocations are unknown. `by_mps`: whether one process
+    /// may be the server of MPS, without a client.
     pub fn new(gpu: &GpuUuid, readings: &DeviceReadings, held: Option<&HeldHardware>, by_mps: bool) -> Self {
         let fast = readings.fast.as_ref().map(|fast| &fast.value);
         let medium = readings.medium.as_ref().map(|medium| &medium.value);
@@ -33,7 +34,7 @@ impl GpuDrawbacks {
         let has_processes = medium
             .and_then(|medium| medium.processes.as_ref())
             .is_some_and(|processes| processes.len() > usize::from(by_mps));
-        // Without the reserved memory apart, `used` has it.
+        // Where reserved memory is not reported, `used` includes it.
         let memory = medium.and_then(|medium| medium.memory.as_ref());
         let uses_memory = memory.is_some_and(|memory| memory.reserved.is_some() && memory.used > DRIVER_MEMORY);
         Self {
@@ -55,11 +56,11 @@ impl GpuDrawbacks {
     }
 }
 
-/// Of one request's GPUs, as the choice compares them.
+/// The rank of a GPU in the choice: the least is chosen first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub avoided: Avoided,
-    /// In thousandths. Unknown counts as full: absent is not zero.
+    /// The load in thousandths. Unknown counts as full: absent is not zero.
     pub load: u32,
 }
 

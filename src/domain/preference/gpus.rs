@@ -11,12 +11,12 @@ use super::request::{CheckedRequest, FallbackReason, PreferenceRequest, Preferre
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
 
-/// With more GPUs there are too many sets to compare.
+/// The most GPUs: with more there are too many sets to compare.
 const MOST: usize = 16;
 
-/// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that scores
-/// highest, and among such the one that leaves the rest best linked. Among equals the least used, then the first by
-/// index.
+/// Chooses whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that
+/// scores highest, and among such the one that leaves the rest best linked. Among equals the least used, then the first
+/// by index.
 pub fn choose_gpus(
     request: &PreferenceRequest,
     topology: &Topology,
@@ -90,7 +90,7 @@ impl<'a> FreeGpus<'a> {
         }
     }
 
-    /// Positions, ascending.
+    /// The positions of the best set, ascending.
     fn best_set(&self, pairs: &[Vec<u32>]) -> Vec<usize> {
         let (required, others): (Vec<usize>, Vec<usize>) =
             (0..self.free.len()).partition(|position| self.free[*position].required);
@@ -98,7 +98,7 @@ impl<'a> FreeGpus<'a> {
         let mask = |set: &[usize]| set.iter().fold(0, |mask, position| mask | (1 << position));
         let load = |set: &[usize]| set.iter().map(|position| self.free[*position].rank.load).sum::<u32>();
         let required_mask = mask(&required);
-        // The lowest is the best; among equals `combinations` has the first by index first.
+        // The lowest key is the best; among equals `combinations` has the first by index first.
         let key = |others: &Vec<usize>| {
             let set = required_mask | mask(others);
             (Reverse((scores[set], scores[scores.len() - 1 - set])), load(others))
@@ -114,7 +114,7 @@ fn scores(pairs: &[Vec<u32>]) -> Vec<u32> {
     for set in 1_usize..scores.len() {
         let (first, last) = (set.trailing_zeros() as usize, set.ilog2() as usize);
         if first != last {
-            // What the set without one end and without the other have in common is counted twice.
+            // The pairs that are in both sets are counted twice.
             let (left, right) = (set & !(1 << last), set & !(1 << first));
             scores[set] = scores[left] + scores[right] - scores[left & right] + pairs[first][last];
         }

@@ -1,4 +1,4 @@
-//! The scores between one request's GPUs: from the topology, or from NUMA nodes where links are not known.
+//! The scores between one request's GPUs: from the topology, or from NUMA nodes where links are unknown.
 
 use super::request::FallbackReason;
 use super::topology::{PciRelation, Topology};
@@ -11,7 +11,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// From the topology's links when all are known and agree, otherwise from the NUMA nodes.
+    /// The scores from the topology's links when all are known and agree, otherwise from the NUMA nodes.
     pub(super) fn between(gpus: &[&GpuUuid], topology: &Topology) -> Self {
         match reported_scores(gpus, topology) {
             Ok(pairs) => Self { pairs, fallback: None },

@@ -1,4 +1,4 @@
-//! Which of the free devices a pod should get.
+//! Decides which of the free devices a pod should get.
 //!
 //! In: a request (free devices, those that must be in, how many), where the GPUs are and how they are linked, the
 //! present drawbacks of each. Out: the devices, or an empty answer and why. Does not use: protobuf types, how links and

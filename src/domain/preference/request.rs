@@ -18,13 +18,13 @@ pub struct FreeDevice {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreferenceRequest {
     pub available: Vec<FreeDevice>,
-    /// A part of `available`.
+    /// The devices that must be in the answer, a part of `available`.
     pub must_include: Vec<DeviceId>,
-    /// How many devices in all, `must_include` among them.
+    /// The number of devices, including `must_include`.
     pub size: usize,
 }
 
-/// The answer: `size` devices by GPU index, or none, which leaves the choice to the kubelet.
+/// The answer: `size` devices in the order of the GPU indexes, or none, which leaves the choice to the kubelet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreferredDevices {
     pub ids: Vec<DeviceId>,

@@ -9,7 +9,7 @@ use super::request::{CheckedRequest, PreferenceRequest, PreferredDevices};
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
 
-/// Which slots a pod gets where several are free.
+/// The slots that a pod gets where several are free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -17,13 +17,13 @@ pub enum SlotPolicy {
     /// The next slot comes from the GPU with the fewest slots taken.
     #[default]
     Distributed,
-    /// The next slot comes from the GPU with the most slots taken: it is filled before another is begun.
+    /// The next slot comes from the GPU with the most slots taken, so that one is full before the next is used.
     Packed,
 }
 
-/// Shared slots and MIG devices: several devices belong to one GPU. `offered` is the number of each GPU in all, taken
-/// ones too; without it only the free ones count. No GPU to be avoided is used while others have slots. Among equals
-/// the least used, then the first by index.
+/// Chooses among shared slots and MIG devices, of which a GPU has several. `offered` is the number of each GPU,
+/// including taken ones; without it only the free ones count. No GPU to avoid is used while others have slots. Among
+/// equals the least used, then the first by index.
 pub fn choose_slots(
     request: &PreferenceRequest,
     topology: &Topology,
@@ -72,7 +72,7 @@ pub fn choose_slots(
 struct GpuSlots<'a> {
     rank: Rank,
     index: Option<u32>,
-    /// By others, and by this request so far.
+    /// The slots taken by others, and by this request so far.
     taken: usize,
     free: BTreeSet<(usize, &'a DeviceId)>,
     chosen: Vec<&'a DeviceId>,
@@ -84,7 +84,7 @@ impl<'a> GpuSlots<'a> {
         self.chosen.push(id);
     }
 
-    /// The lowest is next.
+    /// The key of the order; the GPU with the lowest gives the next slot.
     fn key(&self, policy: SlotPolicy) -> impl Ord + use<> {
         let (taken, free) = (self.taken.cast_signed(), self.free.len().cast_signed());
         let by_use = match policy {
@@ -110,7 +110,7 @@ mod tests {
         Topology::new((0..).zip(NAMES).map(|(index, name)| (name.into(), location(index))).collect())
     }
 
-    /// `free` slots of each GPU, the lowest numbers taken by others.
+    /// A request with `free` slots of each GPU; others have the lowest numbers.
     fn request(free: [usize; 3], must_include: &[&str], size: usize) -> PreferenceRequest {
         let slots = |(gpu, free): (usize, usize)| {
             (12 - free..12).map(move |slot| FreeDevice { id: id(gpu, slot), gpu: NAMES[gpu].into() })

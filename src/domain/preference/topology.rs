@@ -1,14 +1,14 @@
-//! Where GPUs are: index, NUMA node, PCI path, NVLinks. Out: the score of the link between each two.
+//! The places of GPUs. In: index, NUMA node, PCI path, NVLinks. Out: the score of the link between each two.
 
 use std::collections::BTreeMap;
 
 use crate::domain::model::GpuUuid;
 
-/// Where each GPU sits, and the score of the link between each two of them: higher is closer.
+/// The place of each GPU, and the score of the link between each two of them: higher is closer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     locations: BTreeMap<GpuUuid, (usize, GpuLocation)>,
-    /// As each end reports it: `reported[reporter][other]`, by the position beside the location.
+    /// The score that each end reports: `reported[reporter][other]`, by the position beside the location.
     reported: Vec<Vec<Option<u32>>>,
 }
 
@@ -18,7 +18,7 @@ pub struct GpuLocation {
     pub numa_node: Option<i64>,
 }
 
-/// How two GPUs meet over PCIe, nearest first.
+/// How two GPUs are connected over PCIe, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PciRelation {
     SameBoard,
@@ -29,7 +29,7 @@ pub enum PciRelation {
     CrossCpu,
 }
 
-/// A GPU as the PCI tree has it.
+/// A GPU in the PCI tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciGpu {
     pub uuid: GpuUuid,
@@ -39,9 +39,9 @@ pub struct PciGpu {
     pub path: String,
 }
 
-/// What one NVLink between two GPUs adds to their score.
+/// The score of one NVLink between two GPUs.
 const NVLINK: u32 = 100;
-/// More links than any GPU has; keeps sums of wrong counts from overflowing.
+/// More links than any GPU has, so that sums of wrong counts do not overflow.
 const MOST_NVLINKS: u32 = 1000;
 
 impl PciRelation {
@@ -58,7 +58,7 @@ impl PciRelation {
         }
     }
 
-    /// `None` when the paths cannot be two devices of one machine.
+    /// How two GPUs are connected; `None` when the paths cannot be two devices of one machine.
     fn between(left: &PciGpu, right: &PciGpu) -> Option<Self> {
         let (left_path, right_path) = (components(&left.path)?, components(&right.path)?);
         let common = left_path.iter().zip(&right_path).take_while(|(left, right)| left == right).count();
@@ -67,11 +67,11 @@ impl PciRelation {
             return None;
         }
         Some(match common {
-            // Without a node both belong to the only one.
+            // GPUs without a NUMA node belong to the only one.
             0 if left.location.numa_node == right.location.numa_node => Self::SameCpu,
             0 => Self::CrossCpu,
             1 => Self::HostBridge,
-            // The shared bridge is a switch's upstream port; below it come a downstream port and the device.
+            // The shared bridge is a switch's upstream port; below it are a downstream port and the device.
             _ if same_slot(left_path[common], right_path[common]) && below == 1 => Self::SameBoard,
             _ if below <= 2 => Self::SingleSwitch,
             _ => Self::MultiSwitch,
@@ -86,21 +86,22 @@ fn components(path: &str) -> Option<Vec<&str>> {
     (parts.len() > root + 1).then(|| parts[root..].to_vec())
 }
 
-/// Two functions of one device: `0000:03:00.0` and `0000:03:00.1`.
+/// Whether both are functions of one device, such as `0000:03:00.0` and `0000:03:00.1`.
 fn same_slot(left: &str, right: &str) -> bool {
     matches!((left.rsplit_once('.'), right.rsplit_once('.')), (Some((left, _)), Some((right, _))) if left == right)
 }
 
 impl Topology {
-    /// GPUs without any known link.
+    /// A topology without known links.
     pub fn new(locations: BTreeMap<GpuUuid, GpuLocation>) -> Self {
         let reported = vec![vec![None; locations.len()]; locations.len()];
         let position = |(position, (gpu, location))| (gpu, (position, location));
         Self { locations: locations.into_iter().enumerate().map(position).collect(), reported }
     }
 
-    /// Scores from the PCI tree, and 100 for each NVLink. `nv_links` counts them as each end reports: (reporter, other) →
-    /// links; a pair that neither end names has none. A path that makes no sense leaves its pairs without a link.
+    /// A topology with the scores of the PCI tree, plus 100 for each NVLink. `nv_links`: the number that each end
+    /// reports, (reporter, other) → links; a pair that neither end reports has none. The pairs of an invalid path have
+    /// no link.
     pub fn from_pci(gpus: &[PciGpu], nv_links: &BTreeMap<(GpuUuid, GpuUuid), u32>) -> Self {
         let mut topology = Self::new(gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.location)).collect());
         for left in gpus {
@@ -114,13 +115,14 @@ impl Topology {
         topology
     }
 
-    /// The score that both ends report.
+    /// Sets the score that both ends report.
     pub fn link(&mut self, left: &GpuUuid, right: &GpuUuid, score: u32) {
         self.link_as_reported(left, right, score);
         self.link_as_reported(right, left, score);
     }
 
-    /// The score of one end; the pair is used once the other end reports the same. GPUs without a location have no links.
+    /// Sets the score that one end reports, which counts if the other one reports it too; ignores GPUs without a
+    /// location.
     pub fn link_as_reported(&mut self, reporter: &GpuUuid, other: &GpuUuid, score: u32) {
         if let (Some((reporter, _)), Some((other, _))) = (self.locations.get(reporter), self.locations.get(other)) {
             self.reported[*reporter][*other] = Some(score.min(PciRelation::SameBoard.score() + NVLINK * MOST_NVLINKS));

@@ -12,13 +12,13 @@ use crate::domain::model::{
 use crate::test_data;
 
 const GPU: &str = "GPU-1";
-/// Unix time at the start of the first agent.
+/// The Unix time at the start of the first agent.
 const BIRTH: f64 = 1_000_000.0;
 
-/// Snapshots as of the publisher: one account per pod, all on one GPU, each second of a holding half busy.
+/// Makes snapshots as the publisher does: one account per pod, all on one GPU, each second of a holding half busy.
 #[derive(Clone, Default)]
 struct Node {
-    /// Seconds since the start of the agent, and the Unix time of the start.
+    /// The seconds since the start of the agent; `born` is the Unix time of the start.
     second: u64,
     born: f64,
     accounts: BTreeMap<String, Account>,
@@ -49,7 +49,7 @@ impl Node {
         (account.holding, account.ended) = (None, Some(now));
     }
 
-    /// One snapshot after this many seconds.
+    /// Advances the time, and the counters of the holdings.
     fn pass(&mut self, seconds: u64) {
         self.second += seconds;
         for account in self.accounts.values_mut().filter(|account| account.holding.is_some()) {
@@ -57,7 +57,7 @@ impl Node {
         }
     }
 
-    /// The device has this health from now on. `known`: a transition has led to it.
+    /// Sets the device's health from now on. `known`: whether by a transition.
     fn turn(&mut self, reason: Option<UnhealthyReason>, known: bool) {
         let (healthy, since, detail) = (reason.is_none(), self.now(), Arc::<str>::from("because"));
         let cause = |reason| HealthCause { reason, detail: Arc::clone(&detail), clears: "".into() };
@@ -268,7 +268,7 @@ fn xids_and_transitions_belong_to_the_holding_at_their_time() {
     assert_eq!((next.xids, next.health), (vec![], vec![]), "not the next one's");
 }
 
-/// A loss at the beginning was dropped, and what came last, for the marks between.
+/// An early loss and the last changes were dropped in favour of the marks between.
 #[test]
 fn of_many_changes_of_health_the_faults_and_the_last_ones_are_kept() {
     let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
@@ -361,7 +361,7 @@ proptest! {
                 }
                 Step::Pass(seconds) => node.pass(seconds.into()),
                 Step::Forget(pod) => {
-                    // Minutes after its end.
+                    // The ledger does this minutes after the end.
                     tracker.observe(&node.snapshot());
                     if node.accounts.get(&name(pod)).is_some_and(|account| account.holding.is_none()) {
                         counted = counted.plus(count(&node, &name(pod)));
@@ -371,7 +371,7 @@ proptest! {
                 }
                 Step::Write(true) => write(&mut disk, &mut tracker),
                 Step::Write(false) => {
-                    // Refused by the disk, while the next snapshot comes.
+                    // The disk refuses the write, while the next snapshot comes.
                     let _ = tracker.to_write();
                     tracker.observe(&node.snapshot());
                 }

@@ -102,7 +102,7 @@ fn the_file_stays_within_its_limit_and_the_oldest_are_removed_first() {
     let first = ids[0];
     assert!(first > 2 && ids == (first..2 + 60 * 400).collect::<Vec<_>>(), "only the oldest are removed");
     drop(store);
-    // Now half of it is allowed.
+    // The limit is half of that now.
     let less = Bounds { bytes: 2 << 20, ..BOUNDS };
     let mut store = Store::open(&file, less).unwrap();
     store.prune(0.0).unwrap();

@@ -65,7 +65,7 @@ fn xids_of_a_device_are_unknown_as_those_of_no_container_are_not_recorded() {
 }
 
 proptest! {
-    /// The total is the same for every grouping, and adjacent windows add up.
+    /// The totals of all groupings are equal, and adjacent windows add up.
     #[test]
     fn every_view_adds_up_to_the_same(
         holdings in prop::collection::vec((0..3usize, 0..4usize, 0.0..1000.0f64, 0.1..500.0f64, 0.0..1.0f64), 0..40),

@@ -9,7 +9,7 @@ fn settings(directory: &Path) -> JournalSettings {
     JournalSettings { directory: directory.to_owned(), bounds: BOUNDS }
 }
 
-/// One pod that holds a GPU.
+/// A snapshot with one pod that holds a GPU.
 fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
     let at: Moment = clock.now();
     let account = Account {
@@ -58,7 +58,7 @@ fn a_response_has_records_on_disk_and_newer_ones() {
     let journal = Journal::start(settings(directory.path()), clock).unwrap();
     let feed = journal.feed();
     let response = || journal.reader().respond(&Query::all(), "node-a", clock.now().unix);
-    // Also before the file is there.
+    // This holds also before the file exists.
     feed.observe(&snapshot(&clock, "a"));
     assert_eq!(response().allocations.len(), 1);
     until("written", &journal, |state| state.written > 0);
@@ -129,7 +129,7 @@ fn assert_holds_b_once(what: &str, state: &Path) {
     assert!(pods.iter().filter(|(pod, _)| pod == "b").count() == 1, "{what}: {pods:?}");
 }
 
-/// Both agents wrote the journal, with each holding twice.
+/// Otherwise both agents would write the journal, with each holding twice.
 #[test]
 fn an_agent_whose_lock_or_database_was_replaced_stops_writing_and_opens_them_again() {
     for (what, replace) in REPLACED {
@@ -156,7 +156,7 @@ fn an_agent_whose_lock_or_database_was_replaced_stops_writing_and_opens_them_aga
     }
 }
 
-/// What waited was lost.
+/// Otherwise the records that wait would be lost.
 #[test]
 fn an_agent_whose_lock_or_database_was_replaced_writes_all_at_its_end() {
     for (what, replace) in REPLACED {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A first agent observes pod `a` for 40 s, and is killed.
+/// The disk after a first agent has observed pod `a` for 40 s and was killed.
 fn first_life(uid: Option<&str>) -> BTreeMap<u64, AllocationRecord> {
     let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
     node.uids.extend(uid.map(|uid| ("a".to_owned(), uid.to_owned())));
@@ -14,7 +14,7 @@ fn first_life(uid: Option<&str>) -> BTreeMap<u64, AllocationRecord> {
     disk
 }
 
-/// The next agent, 100 s after the start of the first.
+/// The node of the next agent, 100 s after the start of the first.
 fn second_agent() -> Node {
     Node::new(BIRTH + 100.0)
 }
@@ -127,7 +127,7 @@ fn a_kubelet_that_lists_no_pod_yet_ends_no_holding_of_an_earlier_agent() {
         node.pass(10);
     }
     assert_eq!(tracker.to_write(), []);
-    // Nothing of a kubelet that starts again in between.
+    // A kubelet that starts again in between does not count.
     node.settled = false;
     tracker.observe(&node.snapshot());
     node.settled = true;
@@ -139,7 +139,7 @@ fn a_kubelet_that_lists_no_pod_yet_ends_no_holding_of_an_earlier_agent() {
     assert_eq!(tracker.to_write().len(), 1);
 }
 
-/// After the lock of the first was replaced, and the second that had it meanwhile has ended.
+/// The lock of the first agent was replaced, and the second, which had it meanwhile, has ended.
 #[test]
 fn an_agent_that_gets_the_file_again_continues_what_another_one_began() {
     let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
@@ -190,7 +190,7 @@ fn time_observed_by_two_agents_counts_once() {
     assert_eq!(record.unseen_seconds, 0.0);
 }
 
-/// Each start added "unhealthy (unknown); healthy (unknown)" to every open holding.
+/// Each start used to add "unhealthy (unknown); healthy (unknown)" to every open holding.
 #[test]
 fn the_first_check_of_an_agent_is_a_change_only_if_it_differs_from_the_last_state() {
     let (lost, unknown) = (Some(UnhealthyReason::Lost), Some(UnhealthyReason::Unknown));

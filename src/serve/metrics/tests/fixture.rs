@@ -314,7 +314,7 @@ fn allocatable() -> Allocatable {
     }
 }
 
-/// The counters of a holder of which no reading exists.
+/// The counters of a holder without any reading.
 fn unread(held: f64, allocated: f64) -> HoldingCounters {
     HoldingCounters {
         held_seconds: Some(held),
