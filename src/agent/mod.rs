@@ -3,14 +3,11 @@
 //! In: validated settings. Out: a running node agent, or the reason why it ended. Deliberately unknown: how a module
 //! does its work, and where settings come from.
 
-mod condition_file;
 mod demo;
 mod devices;
-mod faults_file;
 mod governance;
-mod health_task;
+mod health;
 mod journal;
-mod kept_file;
 mod listeners;
 mod probes;
 mod publisher;
@@ -50,7 +47,7 @@ pub use demo::{DemoError, DemoSettings, demo};
 pub use settings::{AgentSettings, LogFormat, Reloadable};
 
 use devices::Devices;
-use faults_file::FaultsFile;
+use health::FaultsFile;
 use listeners::Bound;
 use publisher::PublisherInputs;
 use reload::ConfigReloader;
@@ -130,7 +127,7 @@ struct RunningAgent {
     reloads: Arc<Notify>,
     reloadable: watch::Receiver<Reloadable>,
     devices: Devices,
-    health: health_task::HealthHandle,
+    health: health::HealthHandle,
     journal: Option<Journal>,
     publisher: AbortHandle,
     snapshots: watch::Receiver<Arc<Snapshot>>,
@@ -164,8 +161,8 @@ impl RunningAgent {
             demand: devices.held_demand(),
         };
         let holders = kubelet::holders::start(inputs, clock, &mut tasks);
-        let inputs = health_task::HealthTaskInputs { holders: holders.clone(), xids: health_xids, faults };
-        let health = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
+        let inputs = health::HealthTaskInputs { holders: holders.clone(), xids: health_xids, faults };
+        let health = health::start(settings.health.clone(), inputs, clock, &mut tasks);
         if let Some(file) = faults_file {
             file.start(health.faults.clone(), &mut tasks);
         }
@@ -180,7 +177,7 @@ impl RunningAgent {
         });
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
         let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks)?;
-        condition_file::start(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
+        health::start_condition_file(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
         let scrapes = Scrapes::default();
         let inputs = PublisherInputs {
             holders,

@@ -144,7 +144,7 @@ fn paired<'o>(
     now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
 }
 
-/// Logs changes of the devices, one line for all devices of one reason. `agent::health_task` logs device health.
+/// Logs changes of the devices, one line for all devices of one reason. `agent::health` logs device health.
 fn log_changes(before: &Offer, now: &Offer) {
     let resource = &now.resource;
     let (mut new, mut changed) = (vec![], BTreeMap::new());

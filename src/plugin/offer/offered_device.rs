@@ -52,7 +52,7 @@ impl PluginUnhealthy {
         self.reason == PluginUnhealthyReason::Device(UnhealthyReason::Unknown)
     }
 
-    /// Whether the reason is the plugin's: it logs only these, `agent::health_task` logs the health of devices.
+    /// Whether the reason is the plugin's: it logs only these, `agent::health` logs the health of devices.
     pub fn is_own(&self) -> bool {
         !matches!(self.reason, PluginUnhealthyReason::Device(_))
     }
