@@ -1,4 +1,4 @@
-//! Device readings on their own threads.
+//! Reads the devices, on separate threads.
 //!
 //! In: a driver (NVML, or simulated GPUs), the GPUs that are held or watched, and two requests: release and resume.
 //! Out: `HardwareState` on a watch channel, and XIDs in batches for each subscriber. Does not use: pods, metrics, HTTP,

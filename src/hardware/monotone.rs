@@ -21,7 +21,7 @@ struct Counter {
     is_doubtful: bool,
 }
 
-/// The highest value that 32 bits hold.
+/// The highest value of 32 bits.
 const NARROW: f64 = 4_294_967_295.0;
 
 const LINK: &str = "nvlink";

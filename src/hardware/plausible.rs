@@ -112,7 +112,7 @@ impl Work {
     }
 }
 
-/// Every quantity with 0: `increase()` does not see the first event of a counter that appears with it.
+/// Every quantity with 0: `increase()` does not count the first event of a counter that appears with it.
 pub fn all_zero() -> Implausible {
     ALL.iter().map(|quantity| (quantity.name, 0)).collect()
 }

@@ -24,7 +24,7 @@ pub struct Screen {
     /// Why the last poll failed.
     pub failure: Option<String>,
     selected_key: Option<String>,
-    /// The last index of the selected row: the selection stays there when the row is gone.
+    /// The last index of the selected row: the selection stays there when the row disappears.
     selected_index: usize,
     /// The GPU whose details are shown.
     detail: Option<GpuUuid>,

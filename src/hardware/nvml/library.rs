@@ -49,7 +49,7 @@ impl LibrarySearch {
         std::iter::once(OsString::from(LIBRARY)).chain(found.map(PathBuf::into_os_string)).collect()
     }
 
-    /// Where the library was searched, for people.
+    /// Where the library was searched, as text for the operator.
     fn description(&self) -> String {
         match &self.library {
             Some(library) => format!("{} was not found", library.display()),
@@ -84,7 +84,7 @@ pub struct DeviceHandle(pub nvmlDevice_t);
 
 // SAFETY: a handle is a token that the driver looks up; NVML is documented as safe to call from several threads.
 unsafe impl Send for DeviceHandle {}
-// SAFETY: as above; a shared handle cannot be changed through.
+// SAFETY: as above; a shared handle cannot be changed.
 unsafe impl Sync for DeviceHandle {}
 
 impl Loaded {

@@ -29,7 +29,7 @@ pub struct PerGpuQuery {
 
 impl PerGpuQuery {
     /// Returns when all have answered, or when no answer has come for the time limit. A GPU for which no thread can be
-    /// started is queried on this one. What `query` owns is dropped before the answer is sent.
+    /// started is queried on this one. The captures of `query` are dropped before the answer is sent.
     pub fn run<T: Send + 'static>(
         &self,
         count: u32,

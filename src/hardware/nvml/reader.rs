@@ -1,4 +1,4 @@
-//! Reads one GPU through NVML: the tiers of a pass.
+//! Reads one GPU with NVML: the tiers of a pass.
 
 use std::sync::Arc;
 

@@ -104,7 +104,7 @@ impl FieldRow {
     }
 }
 
-/// Reads many fields in one call; each has its own result.
+/// Reads many fields in one call; each has a separate result.
 pub fn fields(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> Vec<Option<f64>> {
     field_results(caller, handle, rows).into_iter().map(Result::ok).collect()
 }

@@ -1,6 +1,6 @@
 //! Simulated GPUs, for `--hardware simulated` and the demo.
 //!
-//! In: a profile, a seed, and loads set through [`SimulatedDriver`]. Out: the same readings as from a driver, with exact
+//! In: a profile, a seed, and loads set by [`SimulatedDriver`]. Out: the same readings as from a driver, with exact
 //! integrals of the load. Does not use: pods, or what sets the loads.
 
 mod curve;

@@ -66,7 +66,7 @@ impl SimulatedProfile {
         Self::EMPTY,
     ];
 
-    /// The names of all profiles, for people: `8xh100, 8xa100 or empty`.
+    /// The names of all profiles as text: `8xh100, 8xa100 or empty`.
     pub fn names() -> String {
         let names = Self::ALL.map(|profile| profile.name);
         let (last, others) = names.split_last().expect("there are profiles");

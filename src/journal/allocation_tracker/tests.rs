@@ -343,8 +343,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// For any sequence of holdings, and of orderly restarts: the journal has every second and joule of the ledger
-    /// once.
+    /// The journal has every second and joule of the ledger once, for any sequence of holdings and orderly restarts.
     #[test]
     fn no_second_is_lost_or_counted_twice(steps in steps()) {
         let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());

@@ -23,7 +23,7 @@ const LONGEST_NAME: usize = 63;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct ProfileConfig {
-    /// In the log, on the page and in `podmeter_plugin_profile_info`: letters, digits, dashes, dots and underscores.
+    /// The name for log, page and `podmeter_plugin_profile_info`: letters, digits, dashes, dots and underscores.
     #[cfg_attr(test, schemars(length(max = LONGEST_NAME), pattern("^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")))]
     pub name: String,
     /// Which nodes it is for. Without it: every node that no profile before it matches.

@@ -20,7 +20,7 @@
 //!
 //! - It opens the list (`ListAndWatch`) right after `Register`, and only then: when the list is not open, only another
 //!   registration helps.
-//! - When it starts, it removes every socket in the directory and makes its own: all is registered again.
+//! - When it starts, it removes every socket in the directory and makes `kubelet.sock`: all is registered again.
 //! - It uses the plugin that registered last, and leaves the stream of the one before open. When that stream ends, a
 //!   kubelet up to 1.36 drops the resource, although it is another plugin's now. So our server is closed before the next
 //!   one registers, and in conflict it stays open until the other plugin has ended.

@@ -19,7 +19,7 @@ use crate::tasks::changed;
 
 /// The pause between two queries of the kubelet while a plugin ends.
 const ENDING_QUERIES: Duration = Duration::from_millis(50);
-/// With `onConflict: waitWhileServed`, how long the kubelet lists no device before we register.
+/// How long the kubelet lists no device before we register, with `onConflict: waitWhileServed`.
 const UNSERVED: Duration = Duration::from_mins(1);
 /// The time after which another plugin has registered with a kubelet that has just started.
 const KUBELET_START: Duration = Duration::from_secs(2);

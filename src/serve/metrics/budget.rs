@@ -74,7 +74,8 @@ pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -
     order.into_iter().take_while(is_over).collect()
 }
 
-/// Labels have no UID: of the pods of one name, the one that holds has the series, else the last that did.
+/// The indices of the accounts that another pod of the same name has replaced. Labels have no UID: of the pods of one
+/// name, the one that holds the device has the series, else the last one that did.
 fn replaced(accounts: &[Account]) -> Vec<usize> {
     // Accounts are sorted by GPU and container: pods of one name follow each other.
     let are_of_one_name =

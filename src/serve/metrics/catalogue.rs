@@ -1,4 +1,4 @@
-//! Every metric that podmeter can show, for people and for programs.
+//! The catalogue of every metric that podmeter can show, as Markdown and JSON.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,6 @@
 //! Superchip modules: a CPU with one or two GPUs. The driver gives their power with each of the GPUs; it is shown once.
 //!
-//! Families of their own, as a module's power contains that of its GPUs: no sum over a family counts anything twice.
+//! Modules have separate families, as their power contains that of their GPUs: no sum over a family counts it twice.
 
 use super::family::{Family, Group, counter, gauge};
 use super::labels::Labels;

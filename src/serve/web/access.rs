@@ -27,8 +27,7 @@ use super::responses::refuse;
 use crate::clock::Clock;
 use crate::domain::model::Monotonic;
 
-/// After a wrong password no hash is computed for this many times its computing time: guessing uses a quarter of a
-/// core.
+/// The pause after a wrong password, as a multiple of the time of its hash: guessing uses a quarter of a core.
 const PAUSE_FACTOR: u32 = 3;
 
 /// Applies the web configuration before the routes: TLS, passwords, and headers that every response gets.

@@ -28,7 +28,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            // A node has a few scrapers and people with the page open.
+            // A node has a few scrapers and open pages.
             connections: 64,
             // Over a minute, the usual scrape interval, so that scrapers keep their connections.
             read_timeout: Duration::from_secs(65),

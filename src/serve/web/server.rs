@@ -50,7 +50,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// How the servers run.
 #[derive(Clone, Default)]
 pub struct ServerSettings {
-    /// For `Public` listeners; the admin socket and the probe listener do not use it.
+    /// The configuration of `Public` listeners; the admin socket and the probe listener do not use it.
     pub web_config: Option<WatchedConfig>,
     /// The limits of each listener.
     pub limits: Limits,

@@ -211,7 +211,7 @@ pub(super) async fn follow(state: WebState) {
     let mut watched = BTreeSet::new();
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
-        // A new subscriber wakes this loop, too, with a snapshot that was noted.
+        // A new subscriber also wakes this loop, with a snapshot that was added before.
         if noted.as_ref().is_none_or(|noted| !Arc::ptr_eq(noted, &snapshot)) {
             noted = Some(Arc::clone(&snapshot));
             Arc::make_mut(&mut state.streams.0.history.lock()).add(&snapshot);

@@ -96,7 +96,7 @@ pub struct DeviceManager {
     /// Up to 1.36: the client of each resource that is disconnected when a stream of the resource ends.
     clients: BTreeMap<String, Serial>,
     last_serial: Serial,
-    /// The resources whose plugin is called before each start of a container. A restart of the kubelet forgets them.
+    /// The resources whose plugin is called before each start of a container; empty after a restart of the kubelet.
     pub pre_start: BTreeSet<String>,
     /// The devices (resource, ID) that a stream omitted after it had listed them. A kubelet may panic over each.
     pub dropped: Vec<(String, String)>,

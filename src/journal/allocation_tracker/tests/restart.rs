@@ -80,7 +80,7 @@ fn a_pod_that_is_replaced_under_its_name_ends() {
     tracker.observe(&node.snapshot());
     node.pass(5);
     tracker.observe(&node.snapshot());
-    // The new pod holds from now on; the last second of the old one is read after that.
+    // The new pod holds the device from now on; the last second of the old one is read after that.
     let now = node.now();
     let old = node.accounts.remove("a").expect("held");
     node.accounts.insert("old".into(), Account { holding: None, ended: Some(now), ..old });

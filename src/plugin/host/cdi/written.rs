@@ -89,7 +89,7 @@ struct WrittenFile {
 }
 
 impl WrittenSpecifications {
-    /// Writes what has changed. Returns problems, for people.
+    /// Writes what has changed. Returns the problems as text.
     pub fn update(&mut self, inputs: &SpecificationInputs<'_>) -> Vec<String> {
         let [current, earlier] = &mut self.0;
         let [current_path, earlier_path] = FILES.map(|name| inputs.directory.join(name));

@@ -1,4 +1,4 @@
-//! The complete page: byte for byte against the golden files, and judged by parsers that share nothing with its
+//! The complete page: byte for byte against the golden files, and checked by parsers that share nothing with its
 //! writer. `UPDATE_GOLDEN=1 cargo test golden` accepts a change.
 
 pub(crate) mod fixture;

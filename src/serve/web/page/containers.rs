@@ -19,7 +19,7 @@ pub(super) fn containers(page: &NodePage<'_>, selection: &Selection<'_>) -> Mark
     let accounts = ranked.into_iter().map(|(_, account)| account);
     let (old, shown): (Vec<&Account>, Vec<&Account>) = accounts.partition(is_old);
     let held = shown.iter().filter(|account| !has_ended(account)).count();
-    // Rows may have gone since a link was followed.
+    // Rows may have been removed since the link was made.
     let from = page.view.from.min(shown.len().saturating_sub(1) / ROWS * ROWS);
     let about = html! { (held) " held; idle: " (window_words(page.view.window)) "; energy and times: since held" };
     let body = html! {

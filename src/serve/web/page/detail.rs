@@ -1,4 +1,4 @@
-//! The metrics and events of one device, or of one container on a device, as a page of its own. The live page's script
+//! The metrics and events of one device, or of one container on a device, as a separate page. The live page's script
 //! shows them inside the row.
 
 use std::collections::BTreeMap;

@@ -47,8 +47,9 @@ impl Filter {
         self.words.is_empty()
     }
 
-    /// Whether each word is in one of the names of a container or a device, or of both where it holds that. A word of a device's
-    /// name begins with that of `device:gpu-13`; a number is that of `GPU 3` or `GPU 3:0`, and in no profile or UUID.
+    /// Whether each word is in one of the names of a container or a device, or of both if the container holds the
+    /// device. `device:gpu-13` matches the beginning of a word of a device's name; a number matches `GPU 3` or `GPU
+    /// 3:0`, and not in a profile or UUID.
     pub fn matches(&self, container: Option<&ContainerRef>, device: Vec<String>) -> bool {
         if self.is_empty() {
             return true;
@@ -95,7 +96,7 @@ mod tests {
             ("device:1g", true),
             ("device:3:0", true),
             ("gpu-13", true),
-            // No field of this name: a word of its own.
+            // There is no field of this name: it is one word.
             ("node:3", false),
         ] {
             assert_eq!(Filter::new(text).unwrap().matches(Some(&container), device()), expected, "{text}");
