@@ -3,16 +3,22 @@
 //!
 //! In: answers, and further sources of pods. Out: the accepted allocations. It calls no kubelet.
 
+pub(super) mod pod_uid;
+mod settle;
+mod unconfirmed;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use self::pod_uid::{PodUids, UidSources};
+use self::settle::Settle;
 use super::checkpoint::CheckpointFile;
 use super::claim_files::{ClaimDirectories, ClaimFiles};
 use super::pods::PodSources;
-use super::settle::Settle;
-use crate::domain::holders::{PodUids, UidSources, Unconfirmed};
 use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef};
+
+pub use unconfirmed::Unconfirmed;
 
 pub(super) struct AcceptedAllocations {
     pub settle: Settle,

@@ -17,8 +17,8 @@ use prost::Message as _;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 
+use super::accepted::pod_uid::CheckpointAllocations;
 use super::trigger::CHECKPOINT;
-use crate::domain::holders::CheckpointAllocations;
 use crate::domain::model::{DeviceId, FileStamp, PodUid, ResourceName};
 use crate::files;
 use crate::tasks::SlowRead;

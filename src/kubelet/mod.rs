@@ -14,10 +14,10 @@ pub mod holders;
 pub mod pod_logs;
 pub mod pods;
 mod schedule;
-mod settle;
 mod trigger;
 mod watch;
 
+pub use accepted::Unconfirmed;
 pub use client::{CallError, Client, dial};
 pub use pods::PodSources;
 pub use watch::{KubeletHandle, KubeletSettings, start};

@@ -1,14 +1,11 @@
 //! Who holds which device. Pure.
 //!
-//! In: the kubelet's answers and checkpoint, the Pods API, the inventory, the GPUs on the PCI bus, the time. Out: holdings,
-//! the devices of claims, missing GPUs and those that are not served, the UIDs of pods, pods to hold back, and where the kubelet's
-//! devices differ from the hardware. Does not know: processes and how use is divided
-//! (`attribution`). Of readings it uses only when a GPU first answered (`unlisted`).
+//! In: the kubelet's allocations and checkpoint, the inventory, the GPUs on the PCI bus, the time. Out: holdings, the devices of
+//! claims, missing GPUs and those that are not served, and where the kubelet's devices differ from the hardware. Does not know: which
+//! allocations are accepted (`kubelet::accepted`), processes and how use is divided (`attribution`). Of readings it uses only when a GPU first answered (`unlisted`).
 //!
 //! | question | module | state |
 //! |---|---|---|
-//! | Which pod of a name is it? | `pod_uid` | UIDs of listed and removed pods |
-//! | May the kubelet still reject it? | `unconfirmed` | pods held back |
 //! | Which hardware does a device ID or a claim name? | `resolve`, `claims` | |
 //! | Which GPUs are missing or not served? | `unlisted` | what the kubelet and the driver have listed |
 //! | Who else holds or offers it? | `held` | |
@@ -19,17 +16,13 @@ mod claims;
 mod drift;
 mod held;
 mod join;
-mod pod_uid;
 mod resolve;
 #[cfg(test)]
 mod test_data;
-mod unconfirmed;
 mod unlisted;
 
 pub use held::{HeldHardware, OtherHolders, other_offer};
 pub use join::{HoldingKey, Holdings, Slots, join};
-pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
-pub use unconfirmed::Unconfirmed;
 pub use unlisted::{UnlistedGpus, expected_on_bus};
 
 use std::sync::Arc;

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::offered_device::{Offer, OfferedHardware};
-use crate::domain::holders::Unconfirmed;
 use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
+use crate::kubelet::Unconfirmed;
 
 /// When each device vanished.
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;

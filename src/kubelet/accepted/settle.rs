@@ -22,7 +22,7 @@ const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
 
 /// Decides which allocations to accept after each answer of the kubelet.
 #[derive(Debug, Default)]
-pub(super) struct Settle {
+pub struct Settle {
     /// The last result.
     pub accepted: Option<Arc<Allocations>>,
     state: SettleState,
@@ -43,16 +43,16 @@ enum SettleState {
 
 impl Settle {
     /// The connection was lost or reopened: the next answer may be the first of a kubelet that has just started.
-    pub(super) fn reconnected(&mut self) {
+    pub fn reconnected(&mut self) {
         self.state = SettleState::Fresh;
     }
 
-    pub(super) fn is_settled(&self) -> bool {
+    pub fn is_settled(&self) -> bool {
         matches!(self.state, SettleState::Settled)
     }
 
     /// What is accepted after `answer`, given at `at`.
-    pub(super) fn observe(&mut self, at: Monotonic, answer: Allocations) -> Arc<Allocations> {
+    pub fn observe(&mut self, at: Monotonic, answer: Allocations) -> Arc<Allocations> {
         let (first_answer, answer_since) = match &self.state {
             SettleState::Settled => (None, at),
             SettleState::Fresh => (Some(at), at),
