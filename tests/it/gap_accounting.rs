@@ -65,7 +65,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct World {
+struct SimulatedGpu {
     now: u64,
     load: u64,
     /// Busy milliseconds times 100, and millijoules: the board's own.
@@ -94,10 +94,10 @@ struct World {
     inventory: Inventory,
 }
 
-impl World {
+impl SimulatedGpu {
     fn new(by_process: bool) -> Self {
         let no_processes = DeviceProcesses { has_sm_seconds: true, processes: vec![] };
-        let mut world = Self {
+        let mut gpu = Self {
             now: 1000,
             load: 0,
             busy: 0,
@@ -118,9 +118,9 @@ impl World {
             is_steady: false,
             inventory: Inventory { gpus: [(GPU.into(), Gpu::listed(GPU.into(), 0))].into(), ..Inventory::default() },
         };
-        world.observe();
-        world.pass(true);
-        world
+        gpu.observe();
+        gpu.pass(true);
+        gpu
     }
 
     fn at(&self) -> Monotonic {
@@ -261,9 +261,9 @@ impl World {
             Step::Hang(length) => {
                 let began = self.at();
                 self.record.withdraw();
-                let comes_back = |world: &mut Self| {
-                    let pass = world.made(false);
-                    world.record.add_late_pass(began, pass);
+                let comes_back = |gpu: &mut Self| {
+                    let pass = gpu.made(false);
+                    gpu.record.add_late_pass(began, pass);
                 };
                 self.silent(*length, comes_back, false)?;
             }
@@ -273,19 +273,19 @@ impl World {
             }
             Step::MigChange(length) => self.silent(*length, |_| {}, true)?,
             Step::Refusal(length) => {
-                let passes = |world: &mut Self| {
+                let passes = |gpu: &mut Self| {
                     for _ in 0..length / 1000 {
-                        world.wait(1000);
-                        let mut pass = world.made(false);
+                        gpu.wait(1000);
+                        let mut pass = gpu.made(false);
                         pass.integrals = Integrals { busy_seconds: None, lacks_utilization: true, ..pass.integrals };
-                        world.take(false, pass);
+                        gpu.take(false, pass);
                     }
                 };
                 self.silent(1000, passes, true)?;
             }
             Step::Reload(length) => {
                 self.record.withdraw();
-                self.silent(*length, |world| world.loaded_at = world.energy, true)?;
+                self.silent(*length, |gpu| gpu.loaded_at = gpu.energy, true)?;
             }
             Step::Load(percent) => self.load = *percent,
             Step::Hold(slots) => self.hold(*slots),
@@ -340,11 +340,11 @@ proptest! {
         first in 0_usize..4,
         steps in prop::collection::vec(step(), 1..40),
     ) {
-        let mut world = World::new(by_process);
-        world.hold(first);
-        world.is_steady = true;
+        let mut gpu = SimulatedGpu::new(by_process);
+        gpu.hold(first);
+        gpu.is_steady = true;
         for step in &steps {
-            world.act(step)?;
+            gpu.act(step)?;
         }
     }
 }

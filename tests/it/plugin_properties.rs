@@ -22,7 +22,7 @@ const RESOURCES: [&str; 3] = [GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.
 /// By id: the GPU behind it, and whether it is healthy.
 type Offered = BTreeMap<String, (u32, bool)>;
 
-struct World {
+struct PluginTrial {
     node: Node,
     harness: PluginHarness,
     random: Random,
@@ -36,7 +36,7 @@ struct World {
     steps: Vec<String>,
 }
 
-impl World {
+impl PluginTrial {
     async fn start(version: KubeletVersion, seed: u64) -> Self {
         let node = node(Options { version, seed, ..Options::default() }).await;
         // A kubelet that lists no pod at all is accepted only after half a minute.
@@ -245,17 +245,17 @@ impl World {
 
 async fn walk(version: KubeletVersion) {
     let seed = std::env::var("WALK_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121);
-    let mut world = World::start(version, seed).await;
-    world.settle();
+    let mut trial = PluginTrial::start(version, seed).await;
+    trial.settle();
     for _ in 0..STEPS {
-        for _ in 0..1 + world.random.below(3) {
-            world.step().await;
-            let pause = world.random.below(40) as u64;
+        for _ in 0..1 + trial.random.below(3) {
+            trial.step().await;
+            let pause = trial.random.below(40) as u64;
             tokio::time::sleep(Duration::from_millis(pause)).await;
         }
-        world.steps.push("settles".to_owned());
-        world.settle();
-        world.allocate_what_is_free().await;
+        trial.steps.push("settles".to_owned());
+        trial.settle();
+        trial.allocate_what_is_free().await;
     }
 }
 

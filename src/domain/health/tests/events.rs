@@ -17,13 +17,13 @@ fn what_xids_do_by_class_with_and_without_a_recovery_action() {
         (151, false, false),
         (999, false, false),
     ] {
-        for (mut world, down) in [
-            (World::new(HealthConfig::default()), known),
-            (World::without_recovery_action(HealthConfig::default()), unknown),
+        for (mut node, down) in [
+            (TwoGpuNode::new(HealthConfig::default()), known),
+            (TwoGpuNode::without_recovery_action(HealthConfig::default()), unknown),
         ] {
-            world.at(1);
-            let state = world.with(2, &[xid(code, 2)]);
-            assert_eq!(world.reasons(), if down { vec!["xid"] } else { vec![] }, "XID {code}");
+            node.at(1);
+            let state = node.with(2, &[xid(code, 2)]);
+            assert_eq!(node.reasons(), if down { vec!["xid"] } else { vec![] }, "XID {code}");
             assert_eq!(state.gpus[&GPU.into()].xids.by_class[&xids::class(code)], 1, "XID {code}");
         }
     }
@@ -32,108 +32,108 @@ fn what_xids_do_by_class_with_and_without_a_recovery_action() {
 #[test]
 fn configured_xids_go_before_their_class() {
     let xids = [(48, XidRule::Count), (31, XidRule::Unhealthy), (45, XidRule::Ignore)].into();
-    let mut world = World::new(HealthConfig { xids, ..HealthConfig::default() });
-    world.at(1);
-    let state = world.with(2, &[xid(48, 2), xid(45, 2)]);
-    assert_eq!(world.reasons(), WELL);
+    let mut node = TwoGpuNode::new(HealthConfig { xids, ..HealthConfig::default() });
+    node.at(1);
+    let state = node.with(2, &[xid(48, 2), xid(45, 2)]);
+    assert_eq!(node.reasons(), WELL);
     let counts = &state.gpus[&GPU.into()].xids.by_class;
     assert_eq!((counts[&XidClass::GpuReset], counts[&XidClass::Corroborating]), (1, 0));
-    world.with(3, &[xid(31, 3)]);
-    assert_eq!(world.reasons(), ["xid"]);
+    node.with(3, &[xid(31, 3)]);
+    assert_eq!(node.reasons(), ["xid"]);
 }
 
 /// It was noted as one that does not change the health, by its class alone.
 #[test]
 fn an_xid_that_makes_a_device_unhealthy_by_configuration_is_in_no_note() {
     let xids = [(182, XidRule::Unhealthy), (78, XidRule::Unhealthy)].into();
-    let mut world = World::new(HealthConfig { xids, ..HealthConfig::default() });
-    world.at(1);
-    world.with(2, &[xid(182, 2), xid(78, 2), xid(183, 2), xid(151, 2), xid(31, 2)]);
+    let mut node = TwoGpuNode::new(HealthConfig { xids, ..HealthConfig::default() });
+    node.at(1);
+    node.with(2, &[xid(182, 2), xid(78, 2), xid(183, 2), xid(151, 2), xid(31, 2)]);
     let notes = ["GPU-0: XID 151 (key rotation error), class software", "GPU-0: XID 183, class unknown"];
     let notes = notes.map(|note| format!("{note}: counted; it does not change the health"));
-    assert_eq!(world.health.drain_notes(), notes);
-    world.with(3, &[xid(151, 3), xid(183, 3)]);
-    assert_eq!((world.reasons(), world.health.drain_notes()), (vec!["xid", "xid"], vec![]));
+    assert_eq!(node.health.drain_notes(), notes);
+    node.with(3, &[xid(151, 3), xid(183, 3)]);
+    assert_eq!((node.reasons(), node.health.drain_notes()), (vec!["xid", "xid"], vec![]));
 }
 
 #[test]
 fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
     for (code, back_from_loss) in [(48, true), (79, false)] {
-        let mut world = World::without_recovery_action(HealthConfig::default());
-        world.at(1);
-        world.with(2, &[xid(code, 2)]);
-        world.stop_responding(|readings| readings.lost = true);
-        world.at(3);
-        world.respond();
-        world.at(4);
-        world.at(1000);
-        let cleared = world.reasons().is_empty();
+        let mut node = TwoGpuNode::without_recovery_action(HealthConfig::default());
+        node.at(1);
+        node.with(2, &[xid(code, 2)]);
+        node.stop_responding(|readings| readings.lost = true);
+        node.at(3);
+        node.respond();
+        node.at(4);
+        node.at(1000);
+        let cleared = node.reasons().is_empty();
         assert_eq!(cleared, back_from_loss, "XID {code}: a lost bus takes a new session");
-        world.hardware.driver_loads += 1;
-        world.at(1001);
-        world.at(1061);
-        assert_eq!(world.reasons(), WELL, "XID {code}");
+        node.hardware.driver_loads += 1;
+        node.at(1001);
+        node.at(1061);
+        assert_eq!(node.reasons(), WELL, "XID {code}");
     }
 }
 
 #[test]
 fn a_new_session_clears_nothing_and_a_gpu_reset_does() {
     for code in [48, 79] {
-        let mut world = World::without_recovery_action(HealthConfig::default());
-        world.at(1);
-        world.with(2, &[xid(code, 2)]);
-        world.release();
-        world.at(3);
-        world.hardware.released = None;
-        world.hardware.sessions += 1;
-        world.at(4);
-        world.at(1000);
-        assert_eq!(world.reasons(), ["xid"], "XID {code}: nothing has been reset");
-        world.energy_counter = 0;
-        world.at(1001);
-        world.at(1061);
-        assert_eq!(world.reasons(), WELL, "XID {code}");
+        let mut node = TwoGpuNode::without_recovery_action(HealthConfig::default());
+        node.at(1);
+        node.with(2, &[xid(code, 2)]);
+        node.release();
+        node.at(3);
+        node.hardware.released = None;
+        node.hardware.sessions += 1;
+        node.at(4);
+        node.at(1000);
+        assert_eq!(node.reasons(), ["xid"], "XID {code}: nothing has been reset");
+        node.energy_counter = 0;
+        node.at(1001);
+        node.at(1061);
+        assert_eq!(node.reasons(), WELL, "XID {code}");
     }
 }
 
 #[test]
 fn a_reload_clears_nothing_while_the_driver_needs_more_or_the_device_does_not_answer() {
-    let mut world = World::checked();
-    world.slow(|slow| slow.recovery_action = Some(1));
-    world.with(2, &[xid(48, 2)]);
-    world.hardware.driver_loads += 1;
-    world.at(3);
-    world.at(1000);
-    assert_eq!(world.reasons(), ["xid", "recovery_action"]);
-    world.stop_responding(|_| {});
-    world.at(2000);
-    world.slow(|slow| slow.recovery_action = Some(0));
-    world.at(3000);
-    assert_eq!(world.reasons(), ["xid", "recovery_action"], "its recovery action has not changed yet");
+    let mut node = TwoGpuNode::checked();
+    node.slow(|slow| slow.recovery_action = Some(1));
+    node.with(2, &[xid(48, 2)]);
+    node.hardware.driver_loads += 1;
+    node.at(3);
+    node.at(1000);
+    assert_eq!(node.reasons(), ["xid", "recovery_action"]);
+    node.stop_responding(|_| {});
+    node.at(2000);
+    node.slow(|slow| slow.recovery_action = Some(0));
+    node.at(3000);
+    assert_eq!(node.reasons(), ["xid", "recovery_action"], "its recovery action has not changed yet");
 }
 
 #[test]
 fn an_event_from_before_a_reload_reported_after_it_is_ignored() {
-    let mut world = World::without_recovery_action(HealthConfig::default());
-    world.at(1);
-    world.hardware.driver_loads += 1;
-    world.at(10);
-    let state = world.with(11, &[xid(48, 5)]);
-    assert_eq!(world.reasons(), WELL);
+    let mut node = TwoGpuNode::without_recovery_action(HealthConfig::default());
+    node.at(1);
+    node.hardware.driver_loads += 1;
+    node.at(10);
+    let state = node.with(11, &[xid(48, 5)]);
+    assert_eq!(node.reasons(), WELL);
     assert_eq!(state.gpus[&GPU.into()].xids.by_class[&XidClass::GpuReset], 1);
-    world.with(12, &[xid(48, 11)]);
-    assert_eq!(world.reasons(), ["xid"]);
+    node.with(12, &[xid(48, 11)]);
+    assert_eq!(node.reasons(), ["xid"]);
 }
 
 #[test]
 fn an_nvlink_xid_before_the_first_check_is_left_to_the_recovery_action() {
-    let mut world = World::new(HealthConfig::default());
-    world.unresponsive = [GPU.into()].into();
-    world.with(1, &[xid(74, 1)]);
-    assert_eq!(world.reasons(), ["xid", "unknown"]);
-    world.unresponsive.clear();
-    world.at(2);
-    assert_eq!(world.reasons(), WELL);
+    let mut node = TwoGpuNode::new(HealthConfig::default());
+    node.unresponsive = [GPU.into()].into();
+    node.with(1, &[xid(74, 1)]);
+    assert_eq!(node.reasons(), ["xid", "unknown"]);
+    node.unresponsive.clear();
+    node.at(2);
+    assert_eq!(node.reasons(), WELL);
 }
 
 #[test]
@@ -148,17 +148,17 @@ fn what_concerns_an_instance_reaches_only_its_mig_devices() {
         (xid(95, 2), true, true, true),
     ] {
         for early in [false, true] {
-            let mut world = World::partitioned(HealthConfig::default());
+            let mut node = TwoGpuNode::partitioned(HealthConfig::default());
             if early {
                 // Before the inventory has named the GPU.
-                let known = std::mem::take(&mut world.hardware.inventory);
-                world.with(1, &[XidEvent { at: moment(1), ..event.clone() }]);
-                world.hardware.inventory = known;
+                let known = std::mem::take(&mut node.hardware.inventory);
+                node.with(1, &[XidEvent { at: moment(1), ..event.clone() }]);
+                node.hardware.inventory = known;
             } else {
-                world.at(1);
-                world.with(2, std::slice::from_ref(&event));
+                node.at(1);
+                node.with(2, std::slice::from_ref(&event));
             }
-            let state = world.at(3);
+            let state = node.at(3);
             let down = |mig| !reasons(&state, mig).is_empty();
             assert_eq!([down(None), down(Some(SLICE)), down(Some(OTHER_SLICE))], [whole, slice, other], "{event:?}");
             assert!(!state.gpus[&GPU.into()].is_healthy());
@@ -168,23 +168,23 @@ fn what_concerns_an_instance_reaches_only_its_mig_devices() {
 
 #[test]
 fn a_new_instance_does_not_inherit_the_xid_of_the_number_that_it_got() {
-    let mut world = World::partitioned(HealthConfig::default());
-    world.at(1);
-    world.with(2, &[in_instance(95, 2, 7, Some(0))]);
-    world.gpu(|gpu| gpu.mig_devices = vec![mig("MIG-new", 7), mig(OTHER_SLICE, 8)]);
-    let state = world.at(3);
+    let mut node = TwoGpuNode::partitioned(HealthConfig::default());
+    node.at(1);
+    node.with(2, &[in_instance(95, 2, 7, Some(0))]);
+    node.gpu(|gpu| gpu.mig_devices = vec![mig("MIG-new", 7), mig(OTHER_SLICE, 8)]);
+    let state = node.at(3);
     assert_eq!(reasons(&state, Some("MIG-new")), WELL);
     assert_eq!(reasons(&state, None), WELL);
     assert!(state.device(&GPU.into(), Some(&SLICE.into())).is_none(), "what is gone has no health");
-    world.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
-    assert_eq!(reasons(&world.at(4), Some(SLICE)), ["xid"], "what comes back brings it along");
+    node.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
+    assert_eq!(reasons(&node.at(4), Some(SLICE)), ["xid"], "what comes back brings it along");
 }
 
 #[test]
 fn xids_count_by_class_and_by_code() {
-    let mut world = World::checked();
-    world.with(2, &[XidEvent { count: 3, ..xid(31, 2) }]);
-    let state = world.with(120, &[xid(31, 120), XidEvent { at: moment(60), ..xid(31, 60) }]);
+    let mut node = TwoGpuNode::checked();
+    node.with(2, &[XidEvent { count: 3, ..xid(31, 2) }]);
+    let state = node.with(120, &[xid(31, 120), XidEvent { at: moment(60), ..xid(31, 60) }]);
     let xids = &state.gpus[&GPU.into()].xids;
     let of_code = &xids.by_code[&31];
     let recent = [120, 310, 1_000].map(|seconds| of_code.recent.at(moment(seconds).monotonic));
@@ -194,11 +194,11 @@ fn xids_count_by_class_and_by_code() {
 
 #[test]
 fn an_xid_concerns_its_gpu_instance_and_one_of_the_whole_gpu_each() {
-    let mut world = World::checked();
+    let mut node = TwoGpuNode::checked();
     let unlikely: Vec<_> = (1_000..1_100).map(|instance| in_instance(13, 5, instance, None)).collect();
     let events = [in_instance(31, 2, 7, Some(0)), in_instance(31, 4, 8, None), xid(79, 3)];
-    world.with(2, &events);
-    let state = world.with(6, &unlikely);
+    node.with(2, &events);
+    let state = node.with(6, &unlikely);
     let concerning = |instance| -> Vec<_> {
         let xids = &state.gpus[&GPU.into()].xids;
         xids.concerning(instance).map(|(code, _, at)| (code, at)).collect()
@@ -211,22 +211,22 @@ fn an_xid_concerns_its_gpu_instance_and_one_of_the_whole_gpu_each() {
 
 #[test]
 fn codes_and_transitions_are_bounded() {
-    let mut world = World::checked();
+    let mut node = TwoGpuNode::checked();
     let codes: Vec<XidEvent> = (0..10_000).map(|code| xid(code, 2)).collect();
-    let state = world.with(2, &codes);
+    let state = node.with(2, &codes);
     let xids = &state.gpus[&GPU.into()].xids;
     assert_eq!(xids.by_class.values().sum::<u64>(), 10_000, "none is lost for that");
     assert_eq!(xids.by_code.values().map(|of_code| of_code.count).sum::<u64>(), 10_000);
     assert_eq!(xids.by_code.len(), 257);
-    assert_eq!(world.health.drain_notes().len(), 256);
+    assert_eq!(node.health.drain_notes().len(), 256);
     for seconds in 3..300 {
-        world.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));
-        world.hardware.driver_loads += 1;
-        world.at(seconds * 100);
-        world.slow(|slow| slow.recovery_action = Some(0));
-        world.at(seconds * 100 + 10);
-        world.at(seconds * 100 + 90);
+        node.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));
+        node.hardware.driver_loads += 1;
+        node.at(seconds * 100);
+        node.slow(|slow| slow.recovery_action = Some(0));
+        node.at(seconds * 100 + 10);
+        node.at(seconds * 100 + 90);
     }
-    let state = world.health.state();
+    let state = node.health.state();
     assert_eq!(state.transitions.len(), MAX_TRANSITIONS);
 }

@@ -5,7 +5,7 @@ use crate::domain::model::DriverInfo;
 
 const VERSION: &str = "580.1";
 
-impl World {
+impl TwoGpuNode {
     fn driver(&mut self, version: &str) {
         let driver = DriverInfo { driver_version: version.into(), cuda_version: None, nvml_version: None };
         Arc::make_mut(&mut self.hardware.inventory).driver = Some(driver);
@@ -25,62 +25,62 @@ impl World {
     }
 }
 
-/// A world in which the GPU has this XID since second 2.
-fn sick(code: u32) -> World {
-    let mut world = World::partitioned(HealthConfig::default());
-    world.driver(VERSION);
-    world.at(1);
-    world.with(2, &[xid(code, 2)]);
-    world
+/// A node in which the GPU has this XID since second 2.
+fn sick(code: u32) -> TwoGpuNode {
+    let mut node = TwoGpuNode::partitioned(HealthConfig::default());
+    node.driver(VERSION);
+    node.at(1);
+    node.with(2, &[xid(code, 2)]);
+    node
 }
 
 #[test]
 fn an_xid_outlives_the_agent_until_a_reset_is_observed() {
-    type Change = fn(&mut World);
+    type Change = fn(&mut TwoGpuNode);
     let nothing: Change = |_| {};
-    let needs_reset: Change = |world| {
-        world.slow(|slow| slow.recovery_action = Some(1));
-        world.at(3);
+    let needs_reset: Change = |node| {
+        node.slow(|slow| slow.recovery_action = Some(1));
+        node.at(3);
     };
-    let is_lost: Change = |world| {
-        world.stop_responding(|readings| readings.lost = true);
-        world.at(3);
+    let is_lost: Change = |node| {
+        node.stop_responding(|readings| readings.lost = true);
+        node.at(3);
     };
     // Before the end of the first agent, before the start of the second, and which XIDs have ended then.
     for (what, before, between, ended) in [
         ("nothing", nothing, nothing, &[][..]),
-        ("the counter rises", nothing, |world: &mut World| world.energy_counter += 1, &[]),
-        ("the counter fell", nothing, |world| world.energy_counter -= 1, &[48, 79]),
-        ("another driver", nothing, |world| world.driver("590.2"), &[48, 79]),
-        ("the driver requests none", needs_reset, |world| world.slow(|slow| slow.recovery_action = Some(0)), &[48]),
-        ("another, and later none", needs_reset, |world| world.slow(|slow| slow.recovery_action = Some(2)), &[48]),
-        ("the driver reports none", needs_reset, |world| world.slow(|slow| slow.recovery_action = None), &[]),
-        ("it was lost", is_lost, World::respond, &[48]),
+        ("the counter rises", nothing, |node: &mut TwoGpuNode| node.energy_counter += 1, &[]),
+        ("the counter fell", nothing, |node| node.energy_counter -= 1, &[48, 79]),
+        ("another driver", nothing, |node| node.driver("590.2"), &[48, 79]),
+        ("the driver requests none", needs_reset, |node| node.slow(|slow| slow.recovery_action = Some(0)), &[48]),
+        ("another, and later none", needs_reset, |node| node.slow(|slow| slow.recovery_action = Some(2)), &[48]),
+        ("the driver reports none", needs_reset, |node| node.slow(|slow| slow.recovery_action = None), &[]),
+        ("it was lost", is_lost, TwoGpuNode::respond, &[48]),
     ] as [(_, Change, Change, &[u32]); 8]
     {
         for code in [48, 79] {
-            let mut world = sick(code);
-            before(&mut world);
-            between(&mut world);
-            let mut world = world.restarted(10, HealthConfig::default());
+            let mut node = sick(code);
+            before(&mut node);
+            between(&mut node);
+            let mut node = node.restarted(10, HealthConfig::default());
             for seconds in [10, 11, 30] {
-                let state = world.at(seconds);
+                let state = node.at(seconds);
                 assert_eq!(state.gpus[&GPU.into()].whole.reason(), Some(UnhealthyReason::Xid), "{what}: XID {code}");
                 assert!(!state.device(&GPU.into(), Some(&SLICE.into())).unwrap().healthy);
             }
-            world.slow(|slow| slow.recovery_action = slow.recovery_action.map(|_| 0));
-            world.at(31);
-            world.at(1000);
-            assert_eq!(world.reasons() == WELL, ended.contains(&code), "{what}: XID {code}");
+            node.slow(|slow| slow.recovery_action = slow.recovery_action.map(|_| 0));
+            node.at(31);
+            node.at(1000);
+            assert_eq!(node.reasons() == WELL, ended.contains(&code), "{what}: XID {code}");
         }
     }
 }
 
 #[test]
 fn a_restored_fault_is_shown_with_its_time_and_logged_once() {
-    let mut world = sick(48);
-    let faults = world.faults();
-    let mut next = world.restarted(10, HealthConfig::default());
+    let mut node = sick(48);
+    let faults = node.faults();
+    let mut next = node.restarted(10, HealthConfig::default());
     assert_eq!(next.faults(), faults, "kept before the GPU is listed");
     let notes = next.health.drain_notes();
     assert_eq!(notes, ["GPU-0: XID 48 (double-bit memory error) is restored from before podmeter started"]);
@@ -95,27 +95,27 @@ fn a_restored_fault_is_shown_with_its_time_and_logged_once() {
     // Whom it concerned, it concerns.
     next.order(&clear_faults(GPU));
     assert_eq!((next.reasons(), next.health.faults()), (WELL, NodeFaults::default()));
-    world.order(&clear_faults(GPU));
-    assert_eq!(world.health.faults(), NodeFaults::default());
+    node.order(&clear_faults(GPU));
+    assert_eq!(node.health.faults(), NodeFaults::default());
 }
 
 #[test]
 fn the_xid_of_an_instance_stays_with_its_mig_devices() {
-    let mut world = World::partitioned(HealthConfig::default());
-    world.at(1);
-    world.with(2, &[in_instance(95, 2, 7, Some(0))]);
-    let mut next = world.restarted(10, HealthConfig::default());
+    let mut node = TwoGpuNode::partitioned(HealthConfig::default());
+    node.at(1);
+    node.with(2, &[in_instance(95, 2, 7, Some(0))]);
+    let mut next = node.restarted(10, HealthConfig::default());
     let state = next.at(10);
     assert_eq!((reasons(&state, Some(SLICE)), reasons(&state, Some(OTHER_SLICE))), (vec!["xid"], WELL));
     assert!(next.health.drain_notes()[0].starts_with("MIG-7: XID 95"));
     next.order(&clear_faults(SLICE));
     assert_eq!(next.health.faults(), NodeFaults::default());
     // Not resolved to MIG devices yet.
-    let mut world = World::partitioned(HealthConfig::default());
-    let inventory = std::mem::take(&mut world.hardware.inventory);
-    world.with(1, &[in_instance(95, 1, 7, Some(0))]);
-    world.hardware.inventory = inventory;
-    assert_eq!(reasons(&world.restarted(10, HealthConfig::default()).at(10), None), ["xid"]);
+    let mut node = TwoGpuNode::partitioned(HealthConfig::default());
+    let inventory = std::mem::take(&mut node.hardware.inventory);
+    node.with(1, &[in_instance(95, 1, 7, Some(0))]);
+    node.hardware.inventory = inventory;
+    assert_eq!(reasons(&node.restarted(10, HealthConfig::default()).at(10), None), ["xid"]);
 }
 
 #[test]
@@ -126,41 +126,41 @@ fn the_configuration_decides_anew() {
         next.at(10);
         assert_eq!((next.reasons(), next.health.faults()), (WELL, NodeFaults::default()));
     }
-    let mut world = World::new(rule(31, XidRule::Unhealthy));
-    world.at(1);
-    world.with(2, &[xid(31, 2)]);
-    assert_eq!(reasons(&world.restarted(10, rule(31, XidRule::Unhealthy)).at(10), None), ["xid"]);
-    assert_eq!(reasons(&world.restarted(10, HealthConfig::default()).at(10), None), WELL);
-    let mut world = World::new(HealthConfig::default());
-    world.slow(|slow| slow.fabric = Some(FabricState { state: "failed", ..FabricState::default() }));
-    assert_eq!(reasons(&world.at(1), None), ["fabric"]);
+    let mut node = TwoGpuNode::new(rule(31, XidRule::Unhealthy));
+    node.at(1);
+    node.with(2, &[xid(31, 2)]);
+    assert_eq!(reasons(&node.restarted(10, rule(31, XidRule::Unhealthy)).at(10), None), ["xid"]);
+    assert_eq!(reasons(&node.restarted(10, HealthConfig::default()).at(10), None), WELL);
+    let mut node = TwoGpuNode::new(HealthConfig::default());
+    node.slow(|slow| slow.fabric = Some(FabricState { state: "failed", ..FabricState::default() }));
+    assert_eq!(reasons(&node.at(1), None), ["fabric"]);
     let config = HealthConfig { fabric: FabricPolicy::Ignore, ..HealthConfig::default() };
-    assert_eq!(reasons(&world.restarted(10, config).at(10), None), WELL);
+    assert_eq!(reasons(&node.restarted(10, config).at(10), None), WELL);
 }
 
 #[test]
 fn a_mark_outlives_the_agent_and_the_driver_until_its_end() {
-    let mut world = World::partitioned(HealthConfig::default());
-    world.driver(VERSION);
-    world.at(1);
-    world.order(&mark(GPU, None));
-    world.order(&mark(SLICE, Some(99)));
-    (world.energy_counter, world.hardware.driver_loads) = (0, 7);
-    world.driver("590.2");
-    let mut next = world.restarted(10, HealthConfig::default());
+    let mut node = TwoGpuNode::partitioned(HealthConfig::default());
+    node.driver(VERSION);
+    node.at(1);
+    node.order(&mark(GPU, None));
+    node.order(&mark(SLICE, Some(99)));
+    (node.energy_counter, node.hardware.driver_loads) = (0, 7);
+    node.driver("590.2");
+    let mut next = node.restarted(10, HealthConfig::default());
     assert_eq!(next.health.drain_notes()[1], "MIG-7: the mark \"smells\" is restored from before podmeter started");
-    next = world.restarted(99, HealthConfig::default());
+    next = node.restarted(99, HealthConfig::default());
     let mig = |state: &HealthState| state.device(&GPU.into(), Some(&SLICE.into())).unwrap().causes.len();
     assert_eq!((reasons(&next.at(99), None), mig(&next.health.state())), (vec!["admin"], 2));
     assert_eq!(mig(&next.at(100)), 1);
-    assert_eq!(mig(&world.restarted(100, HealthConfig::default()).at(100)), 1, "its end was while no agent ran");
+    assert_eq!(mig(&node.restarted(100, HealthConfig::default()).at(100)), 1, "its end was while no agent ran");
 }
 
 /// The mark was dropped silently, and the GPU became healthy.
 #[test]
 fn a_mark_with_a_reason_that_no_operator_can_give_is_restored_with_another() {
-    let mut world = World::checked();
-    world.order(&mark(GPU, None));
+    let mut node = TwoGpuNode::checked();
+    node.order(&mark(GPU, None));
     let long = "x".repeat(300);
     for (given, restored) in [
         ("", "no readable reason"),
@@ -168,8 +168,8 @@ fn a_mark_with_a_reason_that_no_operator_can_give_is_restored_with_another() {
         ("\\n", "no readable reason"),
         (&*long, &long[..256]),
     ] {
-        let mut next = World::new(HealthConfig::default());
-        next.health.restore(moment(1), &serde_json::from_str(&world.faults().replace("smells", given)).unwrap());
+        let mut next = TwoGpuNode::new(HealthConfig::default());
+        next.health.restore(moment(1), &serde_json::from_str(&node.faults().replace("smells", given)).unwrap());
         let why = "its stored reason was too long or had control characters";
         let note = format!("GPU-0: the mark {restored:?} ({why}) is restored from before");
         assert!(next.health.drain_notes()[0].starts_with(&note), "{given:?}");
@@ -185,7 +185,7 @@ fn a_mark_with_a_reason_that_no_operator_can_give_is_restored_with_another() {
 #[test]
 fn an_xid_of_no_device_is_restored_as_one_of_the_gpu() {
     let faults = sick(48).faults().replace(r#""whole":true"#, r#""whole":false"#);
-    let mut next = World::new(HealthConfig::default());
+    let mut next = TwoGpuNode::new(HealthConfig::default());
     next.health.restore(moment(10), &serde_json::from_str(&faults).unwrap());
     assert_eq!(reasons(&next.at(10), None), ["xid"]);
 }
@@ -194,17 +194,17 @@ fn an_xid_of_no_device_is_restored_as_one_of_the_gpu() {
 fn a_fault_that_has_ended_is_held_down_by_the_next_agent() {
     for (recovery, lasts) in [(Recovery::Auto, false), (Recovery::Manual, true)] {
         let config = HealthConfig { recovery, ..HealthConfig::default() };
-        let mut world = World::new(config.clone());
-        world.at(1);
-        world.with(2, &[xid(48, 2)]);
-        world.slow(|slow| slow.row_remap = Some(RowRemap { failed: true, ..RowRemap::default() }));
-        world.at(3);
-        world.hardware.driver_loads += 1;
-        world.slow(|slow| slow.row_remap = Some(RowRemap::default()));
-        world.at(4);
-        assert_eq!(world.reasons(), ["xid", "row_remap_failed"]);
-        let mut next = world.restarted(10, config);
-        assert_eq!(next.faults(), world.faults(), "before the driver is open");
+        let mut node = TwoGpuNode::new(config.clone());
+        node.at(1);
+        node.with(2, &[xid(48, 2)]);
+        node.slow(|slow| slow.row_remap = Some(RowRemap { failed: true, ..RowRemap::default() }));
+        node.at(3);
+        node.hardware.driver_loads += 1;
+        node.slow(|slow| slow.row_remap = Some(RowRemap::default()));
+        node.at(4);
+        assert_eq!(node.reasons(), ["xid", "row_remap_failed"]);
+        let mut next = node.restarted(10, config);
+        assert_eq!(next.faults(), node.faults(), "before the driver is open");
         next.at(10);
         next.at(69);
         assert_eq!(next.reasons(), ["xid", "row_remap_failed"]);
@@ -245,11 +245,11 @@ fn a_reason_of_an_earlier_agent_stays_until_its_value_is_read() {
     {
         for hold_down in [0, 60].map(Duration::from_secs) {
             let config = HealthConfig { uncorrectable_ecc: EccPolicy::Unhealthy, hold_down, ..HealthConfig::default() };
-            let mut world = World::new(config.clone());
-            world.slow(|slow| *slow = faulty.clone());
-            world.at(1);
-            assert_eq!(world.reasons(), ["recovery_action", "row_remap_failed", "fabric", "ecc"]);
-            let mut next = world.restarted(10, config.clone());
+            let mut node = TwoGpuNode::new(config.clone());
+            node.slow(|slow| *slow = faulty.clone());
+            node.at(1);
+            assert_eq!(node.reasons(), ["recovery_action", "row_remap_failed", "fabric", "ecc"]);
+            let mut next = node.restarted(10, config.clone());
             next.slow(|slow| *slow = well.clone());
             next.slow(make_absent);
             next.at(10);
@@ -277,33 +277,33 @@ fn a_reason_of_an_earlier_agent_stays_until_its_value_is_read() {
 
 #[test]
 fn faults_change_with_the_health_and_the_energy_counter_once_a_minute() {
-    let mut world = World::new(HealthConfig::default());
-    world.unresponsive = [GPU.into()].into();
-    world.at(1);
-    assert_eq!((world.reasons(), world.health.faults()), (unknown(), NodeFaults::default()));
-    world.unresponsive.clear();
-    world.at(2);
-    assert_eq!(world.health.faults(), NodeFaults::default());
-    let kept = |world: &World| world.health.faults().gpus[&GPU.into()].energy_counter;
-    world.with(3, &[xid(79, 3)]);
-    assert_eq!(kept(&world), Some(1_000_000));
+    let mut node = TwoGpuNode::new(HealthConfig::default());
+    node.unresponsive = [GPU.into()].into();
+    node.at(1);
+    assert_eq!((node.reasons(), node.health.faults()), (unknown(), NodeFaults::default()));
+    node.unresponsive.clear();
+    node.at(2);
+    assert_eq!(node.health.faults(), NodeFaults::default());
+    let kept = |node: &TwoGpuNode| node.health.faults().gpus[&GPU.into()].energy_counter;
+    node.with(3, &[xid(79, 3)]);
+    assert_eq!(kept(&node), Some(1_000_000));
     for (seconds, counter, expected) in [(10, 1_500_000, 1_000_000), (62, 2_000_000, 2_000_000), (63, 70, 70)] {
-        world.energy_counter = counter;
-        world.at(seconds);
-        assert_eq!(kept(&world), Some(expected), "at {seconds}");
+        node.energy_counter = counter;
+        node.at(seconds);
+        assert_eq!(kept(&node), Some(expected), "at {seconds}");
     }
-    assert_eq!(world.health.faults().gpus.len(), 1);
+    assert_eq!(node.health.faults().gpus.len(), 1);
 }
 
 #[test]
 fn a_lost_gpu_leaves_its_address_so_that_the_next_agent_expects_it() {
-    let mut world = World::checked();
-    world.gpu(|gpu| gpu.pci_bus_id = Some("0000:65:00.0".into()));
-    world.at(2);
-    assert_eq!(world.health.faults().gpus.len(), 0);
-    world.stop_responding(|readings| readings.lost = true);
-    world.at(3);
-    let next = world.restarted(10, HealthConfig::default());
-    let address = |world: &World| world.health.faults().gpus[&GPU.into()].pci_bus_id.clone();
-    assert_eq!((address(&world), address(&next)), (Some("0000:65:00.0".into()), Some("0000:65:00.0".into())));
+    let mut node = TwoGpuNode::checked();
+    node.gpu(|gpu| gpu.pci_bus_id = Some("0000:65:00.0".into()));
+    node.at(2);
+    assert_eq!(node.health.faults().gpus.len(), 0);
+    node.stop_responding(|readings| readings.lost = true);
+    node.at(3);
+    let next = node.restarted(10, HealthConfig::default());
+    let address = |node: &TwoGpuNode| node.health.faults().gpus[&GPU.into()].pci_bus_id.clone();
+    assert_eq!((address(&node), address(&next)), (Some("0000:65:00.0".into()), Some("0000:65:00.0".into())));
 }

@@ -1,10 +1,10 @@
-//! Tests of device health on a node of two GPUs, by topic; `worlds` has random histories and a reference model.
+//! Tests of device health on a node of two GPUs, by topic; `random_histories` has random histories and a reference model.
 
 mod events;
 mod faults;
 mod operators;
+mod random_histories;
 mod reasons;
-mod worlds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn mig(uuid: &str, gpu_instance: u32) -> MigDevice {
 }
 
 /// A node of two GPUs over time. Both respond to every pass and report no fault, unless changed.
-struct World {
+struct TwoGpuNode {
     health: Health,
     hardware: HardwareState,
     slow: BTreeMap<GpuUuid, Slow>,
@@ -43,7 +43,7 @@ struct World {
     now: u64,
 }
 
-impl World {
+impl TwoGpuNode {
     fn new(config: HealthConfig) -> Self {
         let gpus = [gpu(GPU, 0), gpu(OTHER, 1)].map(|gpu| (gpu.uuid.clone(), gpu)).into();
         let mut hardware = HardwareState { source: HardwareSource::Nvml, driver_loads: 1, ..HardwareState::default() };
@@ -56,22 +56,22 @@ impl World {
 
     /// Both GPUs were found healthy at 1.
     fn checked() -> Self {
-        let mut world = Self::new(HealthConfig::default());
-        world.at(1);
-        world
+        let mut node = Self::new(HealthConfig::default());
+        node.at(1);
+        node
     }
 
     /// With a driver that reports none.
     fn without_recovery_action(config: HealthConfig) -> Self {
-        let mut world = Self::new(config);
-        world.slow.values_mut().for_each(|slow| slow.recovery_action = None);
-        world
+        let mut node = Self::new(config);
+        node.slow.values_mut().for_each(|slow| slow.recovery_action = None);
+        node
     }
 
     fn partitioned(config: HealthConfig) -> Self {
-        let mut world = Self::new(config);
-        world.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
-        world
+        let mut node = Self::new(config);
+        node.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
+        node
     }
 
     fn gpu(&mut self, change: impl FnOnce(&mut Gpu)) {

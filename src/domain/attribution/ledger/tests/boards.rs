@@ -1,8 +1,8 @@
-//! Devices of random worlds.
+//! Devices of random nodes.
 
 use super::super::*;
 use super::monotonic;
-use super::worlds::{GapReading, MigReading, Random, Reading, TICK_SECONDS, Tick};
+use super::random_node::{GapReading, MigReading, Random, Reading, TICK_SECONDS, Tick};
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::model::{
     ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, ContainerRef, DeviceId, DeviceTotals, Fast,

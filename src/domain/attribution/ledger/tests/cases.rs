@@ -1,7 +1,7 @@
 //! The examples of docs/attribution.md, and regression cases.
 
 use super::super::*;
-use super::{GPU, World, monotonic};
+use super::{GPU, OneDeviceLedger, monotonic};
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
@@ -11,7 +11,7 @@ use crate::domain::model::{
 
 use crate::test_data;
 
-impl World {
+impl OneDeviceLedger {
     fn at(&mut self, second: u64) -> LedgerOutput {
         self.observe(second * 1000)
     }
@@ -80,7 +80,7 @@ fn row(pod: &str, columns: [f64; 4]) -> (String, [Option<f64>; 4]) {
 
 #[test]
 fn a_host_process_beside_an_exclusive_holder_has_its_part() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.idle_at_100_watts();
     case.hold("train", None, SharingForm::Exclusive, 1.0);
     case.at(10);
@@ -99,7 +99,7 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
 
 #[test]
 fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
     case.hold("train", None, SharingForm::Exclusive, 1.0);
     let active = GpmRatios { sm_active: Some(0.5), dram_active: Some(0.25), ..GpmRatios::default() };
@@ -136,11 +136,11 @@ fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
 
 #[test]
 fn a_new_exclusive_holder_does_not_show_values_of_the_last_one() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
     case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.at(0);
-    let now = |case: &mut World, second: u64, memory_used, sm_active| {
+    let now = |case: &mut OneDeviceLedger, second: u64, memory_used, sm_active| {
         let gpm = GpmRatios { sm_active, dram_active: sm_active, ..GpmRatios::default() };
         let medium = Medium { memory: memory(memory_used), gpm, ..Medium::default() };
         case.set_reading(second / 10 * 10_000, None, None, Some(medium));
@@ -165,7 +165,7 @@ fn a_new_exclusive_holder_does_not_show_values_of_the_last_one() {
 
 #[test]
 fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.idle_at_100_watts();
     case.hold("a", None, SharingForm::TimeSlicing, 0.25);
     case.hold("b", None, SharingForm::TimeSlicing, 0.25);
@@ -193,7 +193,7 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
 
 #[test]
 fn sm_time_of_the_mps_server_is_its_clients_by_their_memory() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.idle_at_100_watts();
     case.hold("a", None, SharingForm::Mps, 0.25);
     case.hold("b", None, SharingForm::Mps, 0.25);
@@ -219,7 +219,7 @@ fn sm_time_of_the_mps_server_is_its_clients_by_their_memory() {
 
 #[test]
 fn sm_time_during_a_hung_process_scan_weighs_nothing_after_it() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.hold("a", None, SharingForm::TimeSlicing, 0.25);
     case.hold("b", None, SharingForm::TimeSlicing, 0.25);
     let mut read = |second, busy, sm_seconds: [f64; 2], has_owners: bool| {
@@ -238,7 +238,7 @@ fn sm_time_during_a_hung_process_scan_weighs_nothing_after_it() {
 
 #[test]
 fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.idle_at_100_watts();
     case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.at(10);
@@ -264,7 +264,7 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
 
 #[test]
 fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_shown_it() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.idle_at_100_watts();
     case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.at(10);
@@ -301,7 +301,7 @@ fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_show
     assert_eq!(published.violations.values().sum::<u64>(), 0);
 }
 
-fn partitioned(case: &mut World, gpm: Option<[f64; 2]>) -> Medium {
+fn partitioned(case: &mut OneDeviceLedger, gpm: Option<[f64; 2]>) -> Medium {
     let mig = |uuid, gpu_instance, slices: u32| test_data::mig(uuid, gpu_instance, &format!("{slices}g.10gb"), slices);
     let gpu = Gpu {
         mig_slices: Some(7),
@@ -324,7 +324,7 @@ fn partitioned(case: &mut World, gpm: Option<[f64; 2]>) -> Medium {
 
 #[test]
 fn mig_with_gpm_goes_by_activity_times_slices() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.idle_at_100_watts();
     let medium = partitioned(&mut case, Some([0.5, 1.0]));
     case.at(10);
@@ -348,7 +348,7 @@ fn mig_with_gpm_goes_by_activity_times_slices() {
 
 #[test]
 fn memory_of_an_instance_that_was_not_read_is_unknown() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     let mut medium = partitioned(&mut case, None);
     medium.instances[1].memory = None;
     let published = case.reading(0, None, 0.0, Some(medium));
@@ -358,7 +358,7 @@ fn memory_of_an_instance_that_was_not_read_is_unknown() {
 
 #[test]
 fn a_pod_in_an_instance_that_another_holds_is_named() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     partitioned(&mut case, None);
     let process = |number| OwnedProcess { gpu_instance: Some(number), ..test_data::process(number, owner("a"), 0.0) };
     let processes = DeviceProcesses { has_sm_seconds: false, processes: vec![process(1), process(2)] };
@@ -372,7 +372,7 @@ fn a_pod_in_an_instance_that_another_holds_is_named() {
 
 #[test]
 fn memory_of_a_gpu_without_its_own_is_that_of_its_processes() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
     case.idle_at_100_watts();
     case.hold("a", None, SharingForm::Exclusive, 1.0);
@@ -395,7 +395,7 @@ fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
         (SharingForm::TimeSlicing, 0.25, 80 << 30),
         (SharingForm::Exclusive, 1.0, 80 << 30),
     ] {
-        let mut case = World::new(3600);
+        let mut case = OneDeviceLedger::new(3600);
         partitioned(&mut case, None);
         let gpu = case.inventory.gpus.get_mut(&GPU.into()).unwrap();
         (gpu.mig_devices, gpu.memory_bytes) = (vec![], Some(80 << 30));
@@ -409,7 +409,7 @@ fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
 
 #[test]
 fn a_total_that_is_no_amount_is_counted_and_ignored() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.reading(0, Some(0.0), 0.0, None);
     case.reading(10, Some(5.0), 100.0, None);
@@ -422,7 +422,7 @@ fn a_total_that_is_no_amount_is_counted_and_ignored() {
 
 #[test]
 fn losing_the_kubelet_loses_nothing() {
-    let mut case = World::new(3600);
+    let mut case = OneDeviceLedger::new(3600);
     case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.reading(0, Some(0.0), 0.0, None);
     // The last allocations remain valid without a time limit.

@@ -1,5 +1,5 @@
 use super::super::*;
-use super::{GPU, World, moment, monotonic};
+use super::{GPU, OneDeviceLedger, moment, monotonic};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, ContainerRef, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason};
 use crate::test_data;
@@ -10,13 +10,13 @@ fn held_by(pods: &[&str], sharing: SharingForm, share: f64) -> Holdings {
     Holdings { by_key, ..Holdings::default() }
 }
 
-impl World {
+impl OneDeviceLedger {
     /// The pod `a` has the device to itself from 0 on, when its totals are 0.
     fn held(energy: Option<f64>) -> Self {
-        let mut world = Self::new(5);
-        world.read(0, Some(0.0), energy);
-        world.relate(0, exclusive(&["a"]));
-        world
+        let mut case = Self::new(5);
+        case.read(0, Some(0.0), energy);
+        case.relate(0, exclusive(&["a"]));
+        case
     }
 
     fn read(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>) -> Vec<Account> {
@@ -71,142 +71,142 @@ fn a_release_of_the_driver_is_not_idle_time() {
             assert!(accounts[0].counters.uncovered_seconds.unwrap() > 4.0);
         }
     };
-    let mut world = World::held(Some(0.0));
-    world.read(2000, Some(1.0), Some(600.0));
-    (3..47).for_each(|second| notice(&world.tick(second * 1000), second > 7));
+    let mut case = OneDeviceLedger::held(Some(0.0));
+    case.read(2000, Some(1.0), Some(600.0));
+    (3..47).for_each(|second| notice(&case.tick(second * 1000), second > 7));
     let gaps = ReadingGaps { seconds: 45.0, energy_joules: 13_500.0, until: monotonic(47_000) };
-    world.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
-    world.read(47_000, Some(1.0), Some(14_100.0));
-    notice(&world.read(48_000, Some(1.5), Some(14_400.0)), false);
-    let accounts = world.tick(48_000);
+    case.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
+    case.read(47_000, Some(1.0), Some(14_100.0));
+    notice(&case.read(48_000, Some(1.5), Some(14_400.0)), false);
+    let accounts = case.tick(48_000);
     assert_eq!(rows(&accounts), [("a".into(), 48.0, Some(1.5), Some(1.5), Some(14_400.0))]);
     assert_eq!(accounts[0].counters.uncovered_seconds, Some(45.0));
-    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None, "nothing is learned from it");
+    assert_eq!(case.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None, "nothing is learned from it");
 }
 
 #[test]
 fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
-    let mut world = World::held(Some(0.0));
+    let mut case = OneDeviceLedger::held(Some(0.0));
     let gaps = ReadingGaps { seconds: 45.0, energy_joules: 0.0, until: monotonic(45_000) };
-    world.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
-    world.read(45_000, Some(0.0), Some(0.0));
-    world.totals.gaps.energy_joules = 13_500.0;
-    let accounts = world.read(46_000, Some(0.0), Some(13_570.0));
+    case.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
+    case.read(45_000, Some(0.0), Some(0.0));
+    case.totals.gaps.energy_joules = 13_500.0;
+    let accounts = case.read(46_000, Some(0.0), Some(13_570.0));
     assert_eq!(accounts[0].counters.energy_joules, Some(70.0));
-    assert_eq!(world.unattributed[0].energy_joules[&UnattributedReason::Unknown], 13_500.0);
-    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), Some(70.0));
+    assert_eq!(case.unattributed[0].energy_joules[&UnattributedReason::Unknown], 13_500.0);
+    assert_eq!(case.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), Some(70.0));
 }
 
 #[test]
 fn time_after_the_busy_seconds_have_ended_is_not_idle_time() {
-    let mut world = World::held(Some(0.0));
-    world.read(1000, Some(0.5), Some(100.0));
-    let accounts = world.read(5000, None, Some(500.0));
+    let mut case = OneDeviceLedger::held(Some(0.0));
+    case.read(1000, Some(0.5), Some(100.0));
+    let accounts = case.read(5000, None, Some(500.0));
     assert_eq!(rows(&accounts), [("a".into(), 5.0, Some(0.5), Some(0.5), Some(500.0))]);
     assert_eq!((accounts[0].counters.uncovered_seconds, accounts[0].last_active), (Some(4.0), None));
-    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None);
-    let accounts = world.read(6000, Some(1.0), Some(600.0));
+    assert_eq!(case.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None);
+    let accounts = case.read(6000, Some(1.0), Some(600.0));
     assert_eq!(rows(&accounts), [("a".into(), 6.0, Some(1.0), Some(1.0), Some(600.0))]);
 }
 
 #[test]
 fn a_driver_total_that_restarts_decreases_no_counter() {
-    let mut world = World::new(5);
-    world.read(0, Some(100.0), Some(1000.0));
-    world.relate(0, exclusive(&["a"]));
-    world.read(1000, Some(100.5), Some(1100.0));
-    let accounts = world.read(2000, Some(0.0), Some(0.0));
+    let mut case = OneDeviceLedger::new(5);
+    case.read(0, Some(100.0), Some(1000.0));
+    case.relate(0, exclusive(&["a"]));
+    case.read(1000, Some(100.5), Some(1100.0));
+    let accounts = case.read(2000, Some(0.0), Some(0.0));
     assert_eq!(rows(&accounts), [("a".into(), 2.0, Some(0.5), Some(1.5), Some(100.0))]);
 }
 
 #[test]
 fn last_active_is_the_start_of_holding_until_something_runs() {
-    let mut world = World::held(None);
-    let idle = world.read(1000, Some(0.0), None);
+    let mut case = OneDeviceLedger::held(None);
+    let idle = case.read(1000, Some(0.0), None);
     assert_eq!(idle[0].last_active, Some(moment(0).unix));
-    let active = world.read(2000, Some(0.1), None);
+    let active = case.read(2000, Some(0.1), None);
     assert_eq!(active[0].last_active, Some(moment(2000).unix));
 }
 
 #[test]
 fn ended_accounts_stay_for_the_retention_and_until_two_pages_had_them() {
-    let mut world = World::held(None);
-    world.relate(1000, exclusive(&[]));
-    world.read(2000, Some(1.0), None);
-    let after = |world: &mut World, seconds: u64| world.read(seconds * 1000, Some(1.0), None).len();
-    assert_eq!(after(&mut world, 300), 1, "within the retention");
-    assert_eq!(after(&mut world, 400), 1, "nobody has read it");
-    world.scrapes = 1;
-    assert_eq!(after(&mut world, 401), 1, "one page had it");
-    world.scrapes = 2;
-    assert_eq!(after(&mut world, 402), 0);
+    let mut case = OneDeviceLedger::held(None);
+    case.relate(1000, exclusive(&[]));
+    case.read(2000, Some(1.0), None);
+    let after = |case: &mut OneDeviceLedger, seconds: u64| case.read(seconds * 1000, Some(1.0), None).len();
+    assert_eq!(after(&mut case, 300), 1, "within the retention");
+    assert_eq!(after(&mut case, 400), 1, "nobody has read it");
+    case.scrapes = 1;
+    assert_eq!(after(&mut case, 401), 1, "one page had it");
+    case.scrapes = 2;
+    assert_eq!(after(&mut case, 402), 0);
 }
 
 #[test]
 fn a_pod_that_returns_under_its_name_continues_counting() {
-    let mut world = World::held(None);
-    world.relate(1000, exclusive(&[]));
-    world.relate(2000, exclusive(&["a"]));
-    let accounts = world.read(3000, Some(3.0), None);
+    let mut case = OneDeviceLedger::held(None);
+    case.relate(1000, exclusive(&[]));
+    case.relate(2000, exclusive(&["a"]));
+    let accounts = case.read(3000, Some(3.0), None);
     assert_eq!(rows(&accounts)[0].1, 2.0);
     assert_eq!(accounts[0].ended, None);
 }
 
 #[test]
 fn an_unread_page_does_not_grow_without_limit() {
-    let mut world = World::new(5);
-    world.read(0, Some(0.0), None);
+    let mut case = OneDeviceLedger::new(5);
+    case.read(0, Some(0.0), None);
     for pod in 0..ENDED_LIMIT as u64 + 50 {
-        world.relate(pod * 10, exclusive(&[&format!("pod-{pod}")]));
+        case.relate(pod * 10, exclusive(&[&format!("pod-{pod}")]));
     }
-    assert!(world.tick(60_000).len() <= ENDED_LIMIT + 1);
+    assert!(case.tick(60_000).len() <= ENDED_LIMIT + 1);
 }
 
 #[test]
 fn a_pod_under_an_old_name_has_not_been_idle_since_before_it_was_there() {
-    let mut world = World::held(None);
-    world.read(1000, Some(0.5), None);
-    world.relate(2000, exclusive(&[]));
-    world.read(60_000, Some(0.5), None);
-    world.relate(60_000, exclusive(&["a"]));
-    let accounts = world.read(61_000, Some(0.5), None);
+    let mut case = OneDeviceLedger::held(None);
+    case.read(1000, Some(0.5), None);
+    case.relate(2000, exclusive(&[]));
+    case.read(60_000, Some(0.5), None);
+    case.relate(60_000, exclusive(&["a"]));
+    let accounts = case.read(61_000, Some(0.5), None);
     assert_eq!(accounts[0].last_active, Some(moment(60_000).unix));
 }
 
 #[test]
 fn slow_sampling_is_not_lateness() {
-    let mut world = World::new(5);
-    world.ledger = Ledger::new(Duration::from_secs(30));
-    world.read(0, Some(0.0), None);
-    world.relate(0, exclusive(&["a"]));
+    let mut case = OneDeviceLedger::new(5);
+    case.ledger = Ledger::new(Duration::from_secs(30));
+    case.read(0, Some(0.0), None);
+    case.relate(0, exclusive(&["a"]));
     for second in 1..10 {
-        world.tick(second * 1000);
+        case.tick(second * 1000);
     }
-    assert_eq!(rows(&world.read(10_000, Some(7.0), None)), [("a".into(), 10.0, Some(7.0), Some(3.0), None)]);
+    assert_eq!(rows(&case.read(10_000, Some(7.0), None)), [("a".into(), 10.0, Some(7.0), Some(3.0), None)]);
 }
 
 #[test]
 fn without_a_known_share_nothing_is_counted() {
-    let mut world = World::new(5);
-    world.read(0, Some(0.0), None);
+    let mut case = OneDeviceLedger::new(5);
+    case.read(0, Some(0.0), None);
     let mut holdings = held_by(&["a"], SharingForm::TimeSlicing, 1.0);
     holdings.by_key.values_mut().for_each(|holding| holding.fraction = None);
-    world.relate(0, holdings);
-    assert_eq!(world.read(1000, Some(1.0), None)[0].counters.allocated_seconds, None);
+    case.relate(0, holdings);
+    assert_eq!(case.read(1000, Some(1.0), None)[0].counters.allocated_seconds, None);
 }
 
 #[test]
 fn a_gpu_that_has_not_answered_yet_counts_as_not_read() {
-    let mut world = World::new(5);
+    let mut case = OneDeviceLedger::new(5);
     let lost = DeviceReadings { lost: true, ..DeviceReadings::default() };
-    world.readings.insert(GPU.into(), Arc::new(lost));
-    let accounts = world.relate(0, exclusive(&["a"]));
+    case.readings.insert(GPU.into(), Arc::new(lost));
+    let accounts = case.relate(0, exclusive(&["a"]));
     assert_eq!(accounts[0].holding.as_ref().unwrap().attribution, None);
-    let accounts = world.tick(20_000);
+    let accounts = case.tick(20_000);
     assert_eq!(rows(&accounts), [("a".into(), 20.0, None, None, None)]);
-    assert_eq!((accounts[0].holding.as_ref().unwrap().attribution, world.unattributed.len()), (None, 0));
-    let accounts = world.read(21_000, Some(3.0), Some(100.0));
+    assert_eq!((accounts[0].holding.as_ref().unwrap().attribution, case.unattributed.len()), (None, 0));
+    let accounts = case.read(21_000, Some(3.0), Some(100.0));
     assert_eq!(rows(&accounts), [("a".into(), 21.0, None, None, None)]);
-    let accounts = world.read(22_000, Some(3.5), Some(200.0));
+    let accounts = case.read(22_000, Some(3.5), Some(200.0));
     assert_eq!(rows(&accounts), [("a".into(), 22.0, Some(0.5), Some(0.5), Some(100.0))]);
 }

@@ -1,18 +1,18 @@
-//! Invariants of attribution on random nodes, against the reference. `PODMETER_WORLDS=10000 cargo test --release
+//! Invariants of attribution on random nodes, against the reference. `PODMETER_RANDOM_NODES=10000 cargo test --release
 //! laws` runs that many and prints the violations found.
 
 use std::collections::BTreeMap;
 
 use super::super::*;
+use super::random_node::{RandomNode, TICK_SECONDS};
 use super::reference::{Reference, holder_of};
-use super::worlds::{TICK_SECONDS, World};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{ContainerRef, SharingForm, UnattributedReason};
 
 const STEPS: usize = 40;
 
 struct Trial {
-    world: World,
+    node: RandomNode,
     ledger: Ledger,
     references: Vec<Reference>,
     before: Option<LedgerOutput>,
@@ -29,45 +29,45 @@ fn near(one: f64, other: f64) -> bool {
 
 impl Trial {
     fn new(seed: u64) -> Self {
-        let world = World::new(seed);
-        let references = world.boards.iter().map(|_| Reference::starting(0)).collect();
-        let mut trial = Self { world, ledger: fresh(), references, before: None };
+        let node = RandomNode::new(seed);
+        let references = node.boards.iter().map(|_| Reference::starting(0)).collect();
+        let mut trial = Self { node, ledger: fresh(), references, before: None };
         trial.observe();
-        for (reference, history) in trial.references.iter_mut().zip(&trial.world.histories) {
+        for (reference, history) in trial.references.iter_mut().zip(&trial.node.histories) {
             reference.observe(0, None, history);
         }
         trial
     }
 
     fn restart(&mut self) {
-        self.world.restart();
+        self.node.restart();
         self.ledger = fresh();
-        self.references.iter_mut().for_each(|reference| *reference = Reference::starting(self.world.now));
+        self.references.iter_mut().for_each(|reference| *reference = Reference::starting(self.node.now));
         self.before = None;
     }
 
     fn observe(&mut self) -> LedgerOutput {
-        let world = &self.world;
+        let node = &self.node;
         self.ledger.advance(&Observation {
-            now: world.moment(),
-            holdings: &world.holdings,
-            inventory: &world.inventory,
-            readings: &world.readings,
-            processes: &world.processes,
+            now: node.moment(),
+            holdings: &node.holdings,
+            inventory: &node.inventory,
+            readings: &node.readings,
+            processes: &node.processes,
             retention: Duration::from_secs(86_400),
             scrapes: 0,
         })
     }
 
     fn step(&mut self) -> Result<(), String> {
-        self.world.step();
-        if self.world.random.chance(2) {
+        self.node.step();
+        if self.node.random.chance(2) {
             self.restart();
         }
         let published = self.observe();
-        let world = &self.world;
-        for ((board, reference), history) in world.boards.iter().zip(&mut self.references).zip(&world.histories) {
-            reference.observe(world.now, board.reading.as_ref(), history);
+        let node = &self.node;
+        for ((board, reference), history) in node.boards.iter().zip(&mut self.references).zip(&node.histories) {
+            reference.observe(node.now, board.reading.as_ref(), history);
         }
         self.check_sums(&published)?;
         self.check_accounts(&published)?;
@@ -80,7 +80,7 @@ impl Trial {
 
     /// Σ containers + Σ unattributed part = device, and Σ A ≤ the device.
     fn check_sums(&self, published: &LedgerOutput) -> Result<(), String> {
-        for (board, reference) in self.world.boards.iter().zip(&self.references) {
+        for (board, reference) in self.node.boards.iter().zip(&self.references) {
             let accounts = || published.accounts.iter().filter(|account| account.gpu == board.uuid);
             let Some(unattributed) = published.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
             let held = |read: fn(&Account) -> Option<f64>| accounts().filter_map(read).sum::<f64>();
@@ -102,7 +102,7 @@ impl Trial {
                 ensure(near(busy, reported), || format!("{busy}, not {reported}"))?;
             }
             let allocated = held(|account| account.counters.allocated_seconds);
-            let elapsed = self.world.now as f64 * TICK_SECONDS;
+            let elapsed = self.node.now as f64 * TICK_SECONDS;
             ensure(allocated <= elapsed * (1.0 + 1e-9), || format!("{allocated} of {elapsed} s"))?;
             for (reason, amount) in &unattributed.busy_seconds {
                 let expected = reference.unattributed_busy.get(reason).copied().unwrap_or(0.0);
@@ -120,7 +120,7 @@ impl Trial {
     /// Each container's counters are the reference's, and allocated + borrowed = busy + idle + uncovered.
     fn check_accounts(&self, published: &LedgerOutput) -> Result<(), String> {
         let places: BTreeMap<_, _> =
-            self.world.boards.iter().enumerate().map(|(place, board)| (board.uuid.clone(), place)).collect();
+            self.node.boards.iter().enumerate().map(|(place, board)| (board.uuid.clone(), place)).collect();
         for account in &published.accounts {
             let expected =
                 self.references[places[&account.gpu]].accounts.get(&key(account)).cloned().unwrap_or_default();
@@ -144,7 +144,7 @@ impl Trial {
     }
 
     fn check_memory(&self, published: &LedgerOutput) -> Result<(), String> {
-        for (board, history) in self.world.boards.iter().zip(&self.world.histories) {
+        for (board, history) in self.node.boards.iter().zip(&self.node.histories) {
             let Some(reading) = &board.reading else { continue };
             let Some(used) = reading.memory else { continue };
             let Some(unattributed) = published.unattributed.iter().find(|one| one.gpu == board.uuid) else { continue };
@@ -175,7 +175,7 @@ impl Trial {
 
     /// What a holder does now is what its counters gained in the last ten seconds that were read: now × time is the increase.
     fn check_now(&self, published: &LedgerOutput) -> Result<(), String> {
-        for (board, reference) in self.world.boards.iter().zip(&self.references) {
+        for (board, reference) in self.node.boards.iter().zip(&self.references) {
             let accounts = published.accounts.iter().filter(|account| account.gpu == board.uuid);
             for account in accounts.filter(|account| account.holding.is_some()) {
                 let expected = reference.now(&key(account));
@@ -237,28 +237,30 @@ fn ensure(truth: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if truth { Ok(()) } else { Err(what()) }
 }
 
-fn worlds() -> u64 {
-    std::env::var("PODMETER_WORLDS").ok().map_or(300, |count| count.parse().expect("PODMETER_WORLDS is a number"))
+fn node_count() -> u64 {
+    std::env::var("PODMETER_RANDOM_NODES")
+        .ok()
+        .map_or(300, |count| count.parse().expect("PODMETER_RANDOM_NODES is a number"))
 }
 
 #[test]
-fn laws_hold_on_random_worlds() {
+fn laws_hold_on_random_nodes() {
     let mut steps = 0;
     // In 459 rounding once made busy time out of nothing.
-    for seed in (0..worlds()).chain([459]) {
+    for seed in (0..node_count()).chain([459]) {
         let mut trial = Trial::new(seed);
-        // A world with many holders covers as much in fewer steps.
-        let count = if trial.world.boards.len() > 8 { STEPS / 4 } else { STEPS };
+        // A node with many holders covers as much in fewer steps.
+        let count = if trial.node.boards.len() > 8 { STEPS / 4 } else { STEPS };
         for step in 0..count {
             if let Err(broken) = trial.step() {
-                panic!("world {seed}, step {step}, at tick {}: {broken}", trial.world.now);
+                panic!("node {seed}, step {step}, at tick {}: {broken}", trial.node.now);
             }
             steps += 1;
         }
     }
     #[allow(clippy::print_stdout, reason = "a long run reports what it did")]
     {
-        println!("worlds = {}, observations = {steps}, violations = 0", worlds());
+        println!("nodes = {}, observations = {steps}, violations = 0", node_count());
     }
 }
 
@@ -267,28 +269,28 @@ fn the_order_of_processes_does_not_matter_and_an_unchanged_world_changes_nothing
     for seed in 1000..1040 {
         let (mut trial, mut other) = (Trial::new(seed), Trial::new(seed).ledger);
         for _ in 0..20 {
-            trial.world.step();
-            let world = &trial.world;
-            let mut reversed = world.processes.clone();
+            trial.node.step();
+            let node = &trial.node;
+            let mut reversed = node.processes.clone();
             reversed.values_mut().for_each(|processes| processes.processes.reverse());
             let observe = |ledger: &mut Ledger, processes| {
                 ledger.advance(&Observation {
-                    now: world.moment(),
-                    holdings: &world.holdings,
-                    inventory: &world.inventory,
-                    readings: &world.readings,
+                    now: node.moment(),
+                    holdings: &node.holdings,
+                    inventory: &node.inventory,
+                    readings: &node.readings,
                     processes,
                     retention: Duration::from_secs(86_400),
                     scrapes: 0,
                 })
             };
-            let one = observe(&mut trial.ledger, &world.processes);
+            let one = observe(&mut trial.ledger, &node.processes);
             let two = observe(&mut other, &reversed);
             let energies = |published: &LedgerOutput| -> Vec<f64> {
                 published.accounts.iter().map(|account| account.counters.energy_joules.unwrap_or(-1.0)).collect()
             };
-            assert!(energies(&one).iter().zip(energies(&two)).all(|(one, two)| near(*one, two)), "world {seed}");
-            assert_eq!(observe(&mut trial.ledger, &world.processes), one, "world {seed}: the same again");
+            assert!(energies(&one).iter().zip(energies(&two)).all(|(one, two)| near(*one, two)), "node {seed}");
+            assert_eq!(observe(&mut trial.ledger, &node.processes), one, "node {seed}: the same again");
         }
     }
 }

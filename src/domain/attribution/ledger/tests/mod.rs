@@ -4,9 +4,9 @@ mod counters;
 mod laws;
 mod now;
 mod parts;
+mod random_node;
 mod reference;
 mod segments;
-mod worlds;
 
 use super::*;
 use crate::domain::model::{DeviceTotals, Medium, Stamped, UnixSeconds};
@@ -24,7 +24,7 @@ fn moment(milliseconds: u64) -> Moment {
 }
 
 /// A ledger with one device whose holders, processes and readings the test sets.
-struct World {
+struct OneDeviceLedger {
     ledger: Ledger,
     holdings: Holdings,
     inventory: Inventory,
@@ -36,7 +36,7 @@ struct World {
     scrapes: u64,
 }
 
-impl World {
+impl OneDeviceLedger {
     /// Readings are late after so many seconds.
     fn new(readings_late: u64) -> Self {
         Self {

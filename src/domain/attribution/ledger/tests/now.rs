@@ -1,22 +1,22 @@
 //! What holders do now.
 
 use super::super::*;
-use super::{GPU, World, monotonic};
+use super::{GPU, OneDeviceLedger, monotonic};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{ContainerRef, Fast, Owner, SharingForm, Stamped};
 use crate::test_data;
 
-impl World {
+impl OneDeviceLedger {
     fn shared_by(pods: &[&str]) -> Self {
-        let mut world = Self::new(3600);
-        world.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
+        let mut case = Self::new(3600);
+        case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
         for pod in pods {
             let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
             let holding = test_data::holding(GPU, SharingForm::TimeSlicing, 1.0 / pods.len() as f64);
-            world.holdings.by_key.insert(key, holding);
+            case.holdings.by_key.insert(key, holding);
         }
-        world.observe(0);
-        world
+        case.observe(0);
+        case
     }
 
     /// What each holder does, after a reading with `busy` seconds since the start.
@@ -34,8 +34,8 @@ impl World {
 #[test]
 fn containers_that_take_turns_are_each_half_busy_in_every_reading() {
     for seconds in [1, 10] {
-        let mut world = World::shared_by(&["a", "b"]);
-        world.now(0, 0.0);
+        let mut case = OneDeviceLedger::shared_by(&["a", "b"]);
+        case.now(0, 0.0);
         for end in (seconds..=60_u64).step_by(seconds as usize) {
             // The first of two takes the odd one.
             let samples = end * 5;
@@ -44,12 +44,12 @@ fn containers_that_take_turns_are_each_half_busy_in_every_reading() {
                 test_data::process(pid, Owner::Container(ContainerRef::new("team", pod, "main")), worked[pid as usize])
             };
             let processes = [(0, "a"), (1, "b")].map(process).into();
-            world.processes.insert(GPU.into(), DeviceProcesses { has_sm_seconds: true, processes });
-            let now = world.now(end * 1000, end as f64);
+            case.processes.insert(GPU.into(), DeviceProcesses { has_sm_seconds: true, processes });
+            let now = case.now(end * 1000, end as f64);
             let is_half = |now: &Option<f64>| now.is_some_and(|now| (0.45..=0.55).contains(&now));
             assert!(end < 10 || now.iter().all(is_half), "second {end}, read every {seconds} s: {now:?}");
         }
-        for account in world.observe(60_000).accounts {
+        for account in case.observe(60_000).accounts {
             let busy = account.counters.busy_seconds.unwrap();
             assert!((busy - 30.0).abs() < 0.2, "{busy} of 30 s, read every {seconds} s");
         }
@@ -58,22 +58,22 @@ fn containers_that_take_turns_are_each_half_busy_in_every_reading() {
 
 #[test]
 fn the_slots_of_a_gpu_are_as_busy_now_as_their_counters_have_become() {
-    let mut world = World::shared_by(&["a", "b", "c"]);
-    assert_eq!(world.now(0, 0.0), [None; 3], "nothing is read yet");
+    let mut case = OneDeviceLedger::shared_by(&["a", "b", "c"]);
+    assert_eq!(case.now(0, 0.0), [None; 3], "nothing is read yet");
     for (second, busy, each) in [(1, 0.9, 0.3), (2, 0.9, 0.15), (3, 1.8, 0.2), (11, 9.6, 0.29), (31, 9.6, 0.0)] {
-        assert_eq!(world.now(second * 1000, busy), [Some(each); 3], "second {second}");
+        assert_eq!(case.now(second * 1000, busy), [Some(each); 3], "second {second}");
     }
 }
 
 #[test]
 fn a_holding_shows_what_it_does_since_it_began_and_nothing_before() {
-    let mut world = World::shared_by(&["a"]);
-    world.now(0, 0.0);
-    assert_eq!(world.now(8000, 8.0), [Some(1.0)]);
+    let mut case = OneDeviceLedger::shared_by(&["a"]);
+    case.now(0, 0.0);
+    assert_eq!(case.now(8000, 8.0), [Some(1.0)]);
     let key = HoldingKey { container: ContainerRef::new("team", "b", "main"), gpu: GPU.into(), mig: None };
-    world.holdings.by_key.insert(key, test_data::holding(GPU, SharingForm::TimeSlicing, 0.5));
-    let accounts = world.observe(9000).accounts;
+    case.holdings.by_key.insert(key, test_data::holding(GPU, SharingForm::TimeSlicing, 0.5));
+    let accounts = case.observe(9000).accounts;
     assert_eq!(accounts[1].gpu_utilization_ratio, None);
     // In a GPU that is all busy: of two seconds one alone.
-    assert_eq!(world.now(10_000, 10.0), [Some(0.95), Some(0.5)]);
+    assert_eq!(case.now(10_000, 10.0), [Some(0.95), Some(0.5)]);
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::parts::Segment;
+use super::random_node::{LATE_TICKS, MigReading, Reading, TICK_SECONDS, Tick};
 use super::segments;
-use super::worlds::{LATE_TICKS, MigReading, Reading, TICK_SECONDS, Tick};
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{Allocations, ClaimDevice, ClaimHardware, Holding, Inventory, Owner, UnattributedReason};

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::random_node::{MigReading, TICK_SECONDS};
 use super::reference::UseByReason;
-use super::worlds::{MigReading, TICK_SECONDS};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::Holding;
 

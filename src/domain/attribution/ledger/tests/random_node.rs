@@ -57,7 +57,7 @@ impl Random {
     }
 }
 
-pub struct World {
+pub struct RandomNode {
     pub random: Random,
     pub now: Tick,
     pub boards: Vec<Board>,
@@ -74,7 +74,7 @@ pub struct World {
     unix: f64,
 }
 
-impl World {
+impl RandomNode {
     pub fn new(seed: u64) -> Self {
         let mut random = Random::seeded(seed);
         let crowded = seed.is_multiple_of(100);
@@ -90,7 +90,7 @@ impl World {
         let allocatable = Allocatable { devices: [("nvidia.com/gpu".into(), ids)].into(), ..Allocatable::default() };
         let mut slots = Slots::default();
         slots.update_counts(&Allocations::default(), &allocatable, &inventory, true);
-        let mut world = Self {
+        let mut node = Self {
             random,
             now: 0,
             histories: boards.iter().map(|_| vec![Arc::default()]).collect(),
@@ -107,12 +107,12 @@ impl World {
         };
         if crowded {
             for place in 0..16 * 31 {
-                let container = world.container(None);
-                world.grants.insert((place / 31, place % 31), container);
+                let container = node.container(None);
+                node.grants.insert((place / 31, place % 31), container);
             }
         }
-        world.relate();
-        world
+        node.relate();
+        node
     }
 
     /// Lets time pass, then lets some things happen.

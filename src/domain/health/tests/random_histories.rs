@@ -41,33 +41,33 @@ struct Reference {
 }
 
 impl Reference {
-    /// Changes the world by one step.
-    fn apply(&mut self, step: &Step, now: u64, world: &mut World, events: &mut Vec<XidEvent>) {
+    /// Changes the node by one step.
+    fn apply(&mut self, step: &Step, now: u64, node: &mut TwoGpuNode, events: &mut Vec<XidEvent>) {
         match *step {
             Step::Xid(code) => events.push(xid(code, now)),
-            Step::Action(action) => world.slow(|slow| slow.recovery_action = Some(action)),
+            Step::Action(action) => node.slow(|slow| slow.recovery_action = Some(action)),
             Step::Lost(lost) => {
                 self.lost = lost;
                 self.stuck_since = None;
-                if lost { world.stop_responding(|readings| readings.lost = true) } else { world.respond() }
+                if lost { node.stop_responding(|readings| readings.lost = true) } else { node.respond() }
             }
             Step::Stuck(stuck) => {
                 if stuck && !self.lost {
                     self.stuck_since.get_or_insert(now);
-                    world.stop_responding(|readings| readings.stuck = true);
+                    node.stop_responding(|readings| readings.stuck = true);
                 } else if !stuck && !self.lost {
                     self.stuck_since = None;
-                    world.respond();
+                    node.respond();
                 }
             }
             Step::RowRemapFailed(failed) => {
-                world.slow(|slow| slow.row_remap = Some(RowRemap { failed, ..RowRemap::default() }));
+                node.slow(|slow| slow.row_remap = Some(RowRemap { failed, ..RowRemap::default() }));
             }
             Step::FabricReady(ready) => {
                 let state = if ready { "completed" } else { "in_progress" };
-                world.slow(|slow| slow.fabric = Some(FabricState { state, ..FabricState::default() }));
+                node.slow(|slow| slow.fabric = Some(FabricState { state, ..FabricState::default() }));
             }
-            Step::Reload => world.hardware.driver_loads += 1,
+            Step::Reload => node.hardware.driver_loads += 1,
             Step::Nothing => {}
         }
     }
@@ -78,18 +78,18 @@ proptest! {
 
     #[test]
     fn unhealthy_with_a_signal_and_healthy_only_after_the_hold_down(steps in prop::collection::vec(step(), 1..60)) {
-        let mut world = World::new(HealthConfig::default());
+        let mut node = TwoGpuNode::new(HealthConfig::default());
         let mut reference = Reference::default();
         let mut counted: BTreeMap<XidClass, u64> = BTreeMap::new();
-        world.at(1);
+        node.at(1);
         let mut now = 1;
         for (step, wait) in steps {
             let mut events = vec![];
             now += wait;
-            reference.apply(&step, now, &mut world, &mut events);
-            let answers = world.unresponsive.is_empty();
-            let state = world.with(now, &events);
-            let slow = &world.slow[&GPU.into()];
+            reference.apply(&step, now, &mut node, &mut events);
+            let answers = node.unresponsive.is_empty();
+            let state = node.with(now, &events);
+            let slow = &node.slow[&GPU.into()];
             if answers {
                 // An unknown action is no signal.
                 reference.action = slow.recovery_action.filter(|action| *action < 8).unwrap_or(reference.action);
@@ -114,24 +114,24 @@ proptest! {
                 prop_assert!(*count >= before);
             }
             // Evaluating at every deadline is enough: health cannot change before it.
-            if let Some(deadline) = world.health.next_deadline() {
+            if let Some(deadline) = node.health.next_deadline() {
                 prop_assert!(deadline > Monotonic::from_secs(now));
             }
         }
         // With every fault cleared it becomes healthy, after any history.
-        world.respond();
+        node.respond();
         let well = Slow {
             recovery_action: Some(0),
             row_remap: Some(RowRemap::default()),
             fabric: Some(FabricState { state: "completed", ..FabricState::default() }),
             ..Slow::default()
         };
-        world.slow.insert(GPU.into(), well);
-        world.hardware.driver_loads += 1;
-        world.at(now + 1);
-        world.at(now + 2);
-        world.at(now + 100);
-        prop_assert_eq!(world.reasons(), WELL);
+        node.slow.insert(GPU.into(), well);
+        node.hardware.driver_loads += 1;
+        node.at(now + 1);
+        node.at(now + 2);
+        node.at(now + 100);
+        prop_assert_eq!(node.reasons(), WELL);
     }
 
     #[test]
@@ -149,9 +149,9 @@ proptest! {
         let mut shuffled = events.clone();
         crate::simulation::Random::seeded(seed).shuffle(&mut shuffled);
         let run = |events: &[XidEvent]| {
-            let mut world = World::partitioned(HealthConfig::default());
-            world.at(1);
-            world.with(50, events)
+            let mut node = TwoGpuNode::partitioned(HealthConfig::default());
+            node.at(1);
+            node.with(50, events)
         };
         prop_assert_eq!(run(&events), run(&shuffled));
     }
