@@ -144,9 +144,7 @@ impl RunningAgent {
         let faults_file = settings.faults_beside().map(FaultsFile::read);
         let faults = faults_file.as_ref().map(FaultsFile::faults).unwrap_or_default();
         let pods = kubelet::pods::start(settings.pods.clone(), clock, &mut tasks);
-        let inputs = ProcessesInputs { directory: pods.directory.clone(), logs: pods.logs.clone() };
-        let processes = processes::start(settings.processes.clone(), inputs, clock, &mut tasks);
-        let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), pods, clock, &mut tasks);
+        let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), pods.clone(), clock, &mut tasks);
         let served = faults.gpus.values().filter_map(|of_gpu| of_gpu.pci_bus_id.clone()).collect();
         let (xids, [health_xids, container_xids]) = XidSender::new();
         let devices = devices::start(driver, settings.devices.clone(), xids, clock)?;
@@ -178,13 +176,13 @@ impl RunningAgent {
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
         let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks)?;
         health::start_condition_file(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
+        let inputs = ProcessesInputs { holders, directory: pods.directory, logs: pods.logs };
+        let owners = processes::start(settings.processes.clone(), inputs, clock, &mut tasks);
         let scrapes = Scrapes::default();
         let inputs = PublisherInputs {
-            holders,
+            owners,
             health: health.states.clone(),
             plugin: plugin.as_ref().map(|plugin| plugin.states.clone()),
-            processes: processes.states.clone(),
-            wanted: processes.wanted.clone(),
             xids: container_xids,
             reloadable: reloadable(),
             call_durations: devices.call_durations.clone(),

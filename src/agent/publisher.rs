@@ -3,7 +3,6 @@
 //! In: the states of all modules. Out: one immutable snapshot on each change, and at least every 6 s. Reads no
 //! file outside `/proc`.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +13,7 @@ use super::settings::{AgentSettings, Reloadable};
 use super::{DroppedLogLines, self_use};
 use crate::clock::Clock;
 use crate::domain::attribution::{
-    ClassedXid, ContainerXids, Ledger, LedgerOutput, Observation, XidObservation, are_scanned, processes_by_device,
-    wanted_processes,
+    ClassedXid, ContainerXids, Ledger, LedgerOutput, Observation, OwnersState, XidObservation, processes_by_device,
 };
 use crate::domain::health::HealthConfig;
 use crate::domain::holders::HoldersState;
@@ -34,18 +32,14 @@ use crate::tasks::{self, Tasks};
 const HEARTBEAT: Duration = Duration::from_secs(6);
 /// Readings that are later than the longer of this and three sample intervals make the time uncovered.
 const READINGS_LATE: Duration = Duration::from_secs(5);
-/// Some files of each process are read. A process that hangs in the kernel delays a snapshot no longer than this.
-const OWNERS_WAIT: Duration = Duration::from_millis(50);
 
-/// What the other modules publish, and where to send requests to them.
+/// What the other modules publish.
 pub struct PublisherInputs {
-    pub holders: watch::Receiver<Arc<HoldersState>>,
+    /// The readings come with the owners of their processes.
+    pub owners: watch::Receiver<OwnersState>,
     pub health: watch::Receiver<Arc<HealthState>>,
     /// `None` while the bundled device plugin is off.
     pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
-    pub processes: watch::Receiver<Arc<ProcessState>>,
-    /// The processes to resolve.
-    pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
     pub xids: XidBatches,
     pub reloadable: watch::Receiver<Reloadable>,
     /// How long the driver's calls take, when that is measured.
@@ -111,7 +105,6 @@ impl Publisher {
     async fn run(mut self, publish: watch::Sender<Arc<Snapshot>>) {
         let started = self.clock.now().unix;
         for sequence in 1.. {
-            self.request_owners().await;
             let snapshot = self.snapshot(sequence, started);
             publish.send_replace(Arc::new(snapshot));
             self.wait_until_due().await;
@@ -120,9 +113,9 @@ impl Publisher {
 
     /// Returns when the next snapshot is due.
     async fn wait_until_due(&mut self) {
-        let PublisherInputs { holders, health, plugin, xids, reloadable, .. } = &mut self.inputs;
+        let PublisherInputs { owners, health, plugin, xids, reloadable, .. } = &mut self.inputs;
         tokio::select! {
-            () = tasks::changed(holders) => {}
+            () = tasks::changed(owners) => {}
             () = tasks::changed(health) => {}
             () = changed(plugin) => {}
             Some(batch) = xids.recv() => {
@@ -134,26 +127,11 @@ impl Publisher {
         }
     }
 
-    /// The use of new processes is divided once their owners are known; a process whose owner is not known in time
-    /// waits for the next snapshot.
-    async fn request_owners(&mut self) {
-        let PublisherInputs { holders, processes, wanted: requested, .. } = &mut self.inputs;
-        let wanted = wanted_processes(&holders.borrow().hardware);
-        if are_scanned(&wanted, &processes.borrow()) && **requested.borrow() == wanted {
-            return;
-        }
-        requested.send_replace(Arc::new(wanted.clone()));
-        let known = processes.wait_for(|state| are_scanned(&wanted, state));
-        // An error is the end of the processes task, which the agent observes.
-        let _ = tokio::time::timeout(OWNERS_WAIT, known).await;
-    }
-
     fn snapshot(&mut self, sequence: u64, started: UnixSeconds) -> Snapshot {
         let (inputs, now) = (&mut self.inputs, self.clock.now());
-        let holders = Arc::clone(&inputs.holders.borrow_and_update());
+        let OwnersState { holders, processes } = inputs.owners.borrow_and_update().clone();
         let health = Arc::clone(&inputs.health.borrow_and_update());
         let plugin = inputs.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
-        let processes = Arc::clone(&inputs.processes.borrow_and_update());
         let settings = inputs.reloadable.borrow_and_update().clone();
         let (statement, container_xids) = self.account(now, &holders, &processes, plugin.as_deref(), &settings);
         let HoldersState { hardware, kubelet, holdings } = (*holders).clone();

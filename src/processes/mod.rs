@@ -1,8 +1,8 @@
 //! From a process on a device to the container that it belongs to.
 //!
-//! In: the host process IDs to resolve, `/proc`, pods of the kubelet's Pods API and of its log directories.
-//! Out: `ProcessState`, an owner for each process and the identities of pods, published on a watch channel. Does not
-//! use: NVML, metrics, gRPC, device readings.
+//! In: the readings with host process IDs, `/proc`, pods of the kubelet's Pods API and of its log directories.
+//! Out: `OwnersState`: an owner for each process and the identities of pods, with the readings, published on a watch channel. Does
+//! not use: NVML, metrics, gRPC.
 //!
 //! Everything read from `/proc` is untrusted: it is read up to a limit, none of it can stop the module, and what a
 //! process controls affects the owner of that process only, except a process that
@@ -17,5 +17,5 @@ mod stat;
 mod survey;
 
 pub use resolver::Resolver;
-pub use run::{ProcessAttribution, ProcessesHandle, ProcessesInputs, ProcessesSettings, start};
+pub use run::{ProcessAttribution, ProcessesInputs, ProcessesSettings, start};
 pub use survey::{Survey, survey};

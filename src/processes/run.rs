@@ -1,23 +1,33 @@
-//! The task that resolves processes.
+//! The task that finds the owners of the processes in the readings, before these are published.
 //!
-//! In: the process IDs to resolve, the pods of the kubelet. Out: `ProcessState`, each second and on each change.
+//! In: the state of the holders with the readings, the pods of the kubelet. Out: `OwnersState`, once for each state of the
+//! holders: at once unless it has a new process, whose scan is waited for.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::task::JoinError;
+use tokio::time::{Instant, sleep_until};
 
 use super::Resolver;
 use crate::clock::Clock;
+use crate::domain::attribution::{OwnersState, process_ids};
+use crate::domain::holders::HoldersState;
 use crate::domain::model::{PodDirectory, PodLabel, PodLogs, ProcessState, SourceStatus};
-use crate::tasks::{self, Tasks, changed};
+use crate::tasks::{self, SlowRead, Tasks, changed};
 
-/// Owners are resolved at least this often: processes end, and pods too.
+/// The longest wait for the owners of new processes; without them their use waits for later readings.
+const OWNERS_WAIT: Duration = Duration::from_millis(50);
+/// Processes are scanned at least this often: they end, and pods too.
 const PERIOD: Duration = Duration::from_secs(1);
 /// The shortest interval, however often the pods change.
 const PAUSE: Duration = Duration::from_millis(100);
+const HANGS: &str = "reading /proc hangs, so use is attributed by allocation alone until it returns: a process on a GPU \
+                     hangs in the kernel, or the file system does";
 
 /// Whether processes are attributed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,80 +50,120 @@ pub struct ProcessesSettings {
     pub pod_labels: Vec<PodLabel>,
 }
 
-/// The running resolver of processes.
-#[derive(Debug)]
-pub struct ProcessesHandle {
-    /// The host process IDs to resolve.
-    pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
-    pub states: watch::Receiver<Arc<ProcessState>>,
-}
-
-/// Where the pods of processes are known from.
+/// The readings whose processes are resolved, and the sources of pods.
 pub struct ProcessesInputs {
+    pub holders: watch::Receiver<Arc<HoldersState>>,
     pub directory: watch::Receiver<Arc<PodDirectory>>,
     pub logs: watch::Receiver<Arc<PodLogs>>,
 }
 
-/// Publishes the owners of the requested processes for as long as the task runs. It ends early only after a panic.
-pub fn start(settings: ProcessesSettings, inputs: ProcessesInputs, clock: Clock, tasks: &mut Tasks) -> ProcessesHandle {
-    let (wanted, requested) = watch::channel(Arc::default());
-    let (publish, states) = watch::channel(Arc::default());
-    tasks.spawn("processes", run(settings, clock, requested, inputs, publish));
-    ProcessesHandle { wanted, states }
+/// Publishes each state of the holders, with the owners of the processes in its readings, for as long as the task runs. It ends
+/// early only after a panic.
+pub fn start(
+    settings: ProcessesSettings,
+    inputs: ProcessesInputs,
+    clock: Clock,
+    tasks: &mut Tasks,
+) -> watch::Receiver<OwnersState> {
+    let holders = Arc::clone(&inputs.holders.borrow());
+    let (publish, states) = watch::channel(OwnersState { holders, ..OwnersState::default() });
+    tasks.spawn("processes", run(Scans::new(settings, clock), inputs, publish));
+    states
 }
 
-async fn run(
-    settings: ProcessesSettings,
-    clock: Clock,
-    mut wanted: watch::Receiver<Arc<BTreeSet<u32>>>,
-    ProcessesInputs { mut directory, mut logs }: ProcessesInputs,
-    publish: watch::Sender<Arc<ProcessState>>,
-) {
-    let mut task = ProcessTask {
-        resolver: Resolver::new(&settings.proc_root),
-        labels: settings.pod_labels.clone().into(),
-        problem: None,
-        enabled: false,
-        settings,
-        clock,
-    };
+async fn run(mut scans: Scans, inputs: ProcessesInputs, publish: watch::Sender<OwnersState>) {
+    let ProcessesInputs { mut holders, mut directory, mut logs } = inputs;
+    let mut is_due = true;
     loop {
-        let pids = Arc::clone(&wanted.borrow_and_update());
-        let (pods, pod_logs) = (Arc::clone(&directory.borrow_and_update()), Arc::clone(&logs.borrow_and_update()));
-        // Files of a process that hangs in the kernel may hang too: that costs this thread and nothing else.
-        let round = move || {
-            let state = task.round(&pids, &pods, &pod_logs);
-            (task, state)
-        };
-        let late = || publish.send_modify(|state| give_up(Arc::make_mut(state)));
-        let done = tasks::blocking(round, late)
-            .await
-            .inspect_err(|error| tracing::error!(%error, "the resolver of processes panicked"));
-        let Ok((returned, state)) = done else { return };
-        task = returned;
-        publish.send_replace(Arc::new(state));
+        let state = Arc::clone(&holders.borrow_and_update());
+        let pids = process_ids(&state.hardware);
+        if is_due || scans.lacks_any_of(&pids) {
+            let pods = (Arc::clone(&directory.borrow_and_update()), Arc::clone(&logs.borrow_and_update()));
+            if let Err(error) = scans.scan(pids, pods).await {
+                tracing::error!(%error, "the resolver of processes panicked");
+                return;
+            }
+        }
+        // Owners alone are no reason for a snapshot: the next one has them.
+        publish.send_if_modified(|published| {
+            let is_new = !Arc::ptr_eq(&published.holders, &state);
+            *published = OwnersState { holders: state, processes: Arc::clone(&scans.found) };
+            is_new
+        });
         let other_pods = async {
-            tokio::time::sleep(PAUSE).await;
+            sleep_until(scans.last + PAUSE).await;
             tokio::select! {
                 () = changed(&mut directory) => {}
                 () = changed(&mut logs) => {}
             }
         };
-        tokio::select! {
-            // At once: a snapshot waits for their owners.
-            () = changed(&mut wanted) => {}
-            () = other_pods => {}
-            () = tokio::time::sleep(PERIOD) => {}
-        }
+        is_due = tokio::select! {
+            () = changed(&mut holders) => false,
+            () = other_pods => true,
+            () = sleep_until(scans.last + PERIOD) => true,
+        };
     }
 }
 
-/// Withdraws the results of the last round until this one returns.
+/// The scans of processes, one at a time, and what the last one has found.
+struct Scans {
+    task: Arc<Mutex<ProcessTask>>,
+    reading: SlowRead<ProcessState>,
+    /// The start of the scan under way.
+    began: Instant,
+    /// When a scan was last due.
+    last: Instant,
+    found: Arc<ProcessState>,
+}
+
+impl Scans {
+    fn new(settings: ProcessesSettings, clock: Clock) -> Self {
+        let task = ProcessTask {
+            resolver: Resolver::new(&settings.proc_root),
+            labels: settings.pod_labels.clone().into(),
+            problem: None,
+            enabled: false,
+            settings,
+            clock,
+        };
+        let (task, now) = (Arc::new(Mutex::new(task)), Instant::now());
+        Self { task, reading: SlowRead::idle(), began: now, last: now, found: Arc::default() }
+    }
+
+    /// Whether one of them is new to a scan, unless none are scanned, or the scan hangs.
+    fn lacks_any_of(&self, pids: &BTreeSet<u32>) -> bool {
+        self.found.is_current() && !pids.iter().all(|pid| self.found.processes.contains_key(pid))
+    }
+
+    /// Files of a process that hangs in the kernel may hang too: that costs a thread and the owners, and no readings.
+    async fn scan(
+        &mut self,
+        pids: BTreeSet<u32>,
+        (directory, logs): (Arc<PodDirectory>, Arc<PodLogs>),
+    ) -> Result<(), JoinError> {
+        self.last = Instant::now();
+        let is_late = !self.reading.is_idle() && self.began.elapsed() >= tasks::LATE;
+        if self.reading.is_idle() {
+            self.began = self.last;
+        }
+        let task = Arc::clone(&self.task);
+        let scan = move || task.lock().scan(&pids, &directory, &logs);
+        match self.reading.answer(OWNERS_WAIT, scan).await {
+            Some(found) => self.found = Arc::new(found?),
+            None if is_late => give_up(Arc::make_mut(&mut self.found)),
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+/// Withdraws the results of the last scan until this one returns.
 fn give_up(state: &mut ProcessState) {
-    let problem = "reading /proc hangs, so use is attributed by allocation alone until it returns: a process on a GPU hangs \
-                   in the kernel, or the file system does";
-    tracing::warn!("{problem}");
-    state.problem = Some(problem.into());
+    if state.problem.as_deref() == Some(HANGS) {
+        return;
+    }
+    tracing::warn!("{HANGS}");
+    state.problem = Some(HANGS.into());
     state.processes.clear();
     if let Some(collector) = &mut state.collector {
         (collector.success, collector.stuck) = (false, true);
@@ -130,12 +180,12 @@ struct ProcessTask {
 }
 
 impl ProcessTask {
-    fn round(&mut self, wanted: &BTreeSet<u32>, directory: &Arc<PodDirectory>, logs: &PodLogs) -> ProcessState {
+    fn scan(&mut self, pids: &BTreeSet<u32>, directory: &Arc<PodDirectory>, logs: &PodLogs) -> ProcessState {
         let started = self.clock.now();
         self.enabled = self.settings.mode != ProcessAttribution::Off && (self.enabled || self.resolver.sees_the_host());
         let none = BTreeSet::new();
         let processes =
-            self.resolver.resolve(started.monotonic, if self.enabled { wanted } else { &none }, directory, logs);
+            self.resolver.resolve(started.monotonic, if self.enabled { pids } else { &none }, directory, logs);
         let pods = self.resolver.pods(directory, logs);
         self.log_changes(directory, logs);
         let now = self.clock.now();

@@ -1,7 +1,6 @@
 //! From a process id to its container: the Pods API over a real socket, files laid out as a node's, the running binary.
 
 use crate::support::agent;
-use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,8 +9,11 @@ use std::time::Duration;
 use crate::support::kubelet::{ContainerSpec, Gates, KubeletVersion, Options, PodPhase, PodSpec, node};
 use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
+use podmeter::domain::attribution::OwnersState;
+use podmeter::domain::holders::HoldersState;
 use podmeter::domain::model::{
-    ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnattributedReason, UnknownOwner,
+    ContainerRef, DeviceReadings, HardwareState, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState,
+    UnattributedReason, UnknownOwner,
 };
 use podmeter::kubelet::{PodSources, pods};
 use podmeter::processes::{self, ProcessAttribution, ProcessesInputs, ProcessesSettings};
@@ -114,21 +116,12 @@ async fn a_kubelet_without_the_api_is_no_problem_until_it_is_replaced() {
     assert_eq!(directory.problem, None);
 }
 
-/// The pods of these files, and of a Pods API that is sent.
-fn inputs(tree: &ProcTree, tasks: &mut Tasks) -> (watch::Sender<Arc<PodDirectory>>, ProcessesInputs) {
-    let (pods, directory) = watch::channel(Arc::default());
-    let (socket, logs_root) = (tree.proc_root().join("none"), tree.pod_logs_root());
-    let settings = pods::PodsSettings { socket, labels: vec![], logs_root };
-    let PodSources { logs, .. } = pods::start(settings, Clock::start(), tasks);
-    (pods, ProcessesInputs { directory, logs })
-}
-
-/// The resolver on a node's files, and the processes to resolve.
+/// The resolver on a node's files, with readings and pods that are sent.
 struct Resolving {
     tree: ProcTree,
-    wanted: watch::Sender<Arc<BTreeSet<u32>>>,
+    readings: watch::Sender<Arc<HoldersState>>,
     pods: watch::Sender<Arc<PodDirectory>>,
-    states: watch::Receiver<Arc<ProcessState>>,
+    states: watch::Receiver<OwnersState>,
     _tasks: Tasks,
     _directory: tempfile::TempDir,
 }
@@ -137,31 +130,66 @@ impl Resolving {
     fn start(mode: ProcessAttribution) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
+        Self::on(tree, directory, mode)
+    }
+
+    fn on(tree: ProcTree, directory: tempfile::TempDir, mode: ProcessAttribution) -> Self {
         let mut tasks = Tasks::default();
-        let (pods, inputs) = inputs(&tree, &mut tasks);
+        let (socket, logs_root) = (tree.proc_root().join("none"), tree.pod_logs_root());
+        let settings = pods::PodsSettings { socket, labels: vec![], logs_root };
+        let PodSources { logs, .. } = pods::start(settings, Clock::start(), &mut tasks);
+        let (pods, directories) = watch::channel(Arc::default());
+        let (readings, holders) = watch::channel(Arc::default());
         let settings = ProcessesSettings {
             mode,
             proc_root: tree.proc_root(),
             pod_labels: PodLabel::all(&["app".to_owned()]).unwrap(),
         };
-        let processes = processes::start(settings, inputs, Clock::start(), &mut tasks);
-        let (wanted, states) = (processes.wanted.clone(), processes.states.clone());
-        Self { tree, wanted, pods, states, _tasks: tasks, _directory: directory }
+        let inputs = ProcessesInputs { holders, directory: directories, logs };
+        let states = processes::start(settings, inputs, Clock::start(), &mut tasks);
+        Self { tree, readings, pods, states, _tasks: tasks, _directory: directory }
     }
 
-    fn want(&self, pids: &[u32]) {
-        self.wanted.send_replace(Arc::new(pids.iter().copied().collect()));
+    /// Readings with these processes.
+    fn read(&self, pids: &[u32]) {
+        let readings = DeviceReadings { recent_pids: pids.iter().copied().collect(), ..DeviceReadings::default() };
+        let readings = [("GPU-1".into(), Arc::new(readings))].into();
+        let hardware = Arc::new(HardwareState { readings, ..HardwareState::default() });
+        self.readings.send_replace(Arc::new(HoldersState { hardware, ..HoldersState::default() }));
     }
 
-    async fn until(&mut self, what: &str, condition: impl Fn(&ProcessState) -> bool) -> Arc<ProcessState> {
-        until(&mut self.states, what, |state| condition(state)).await
+    /// The next readings with their owners.
+    async fn next(&mut self) -> OwnersState {
+        tokio::time::timeout(PATIENCE, self.states.changed()).await.expect("the readings are forwarded").unwrap();
+        self.states.borrow_and_update().clone()
+    }
+
+    /// The owners as they are published with readings, until they are so.
+    async fn until(
+        &mut self,
+        pids: &[u32],
+        what: &str,
+        condition: impl Fn(&ProcessState) -> bool,
+    ) -> Arc<ProcessState> {
+        let found = async {
+            loop {
+                self.read(pids);
+                let OwnersState { holders, processes } = self.next().await;
+                assert!(Arc::ptr_eq(&holders, &self.readings.borrow()));
+                if condition(&processes) {
+                    return processes;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, found).await.unwrap_or_else(|_| panic!("never: {what}"))
     }
 }
 
 #[tokio::test]
 async fn owners_follow_processes_and_pods() {
     let mut resolving = Resolving::start(ProcessAttribution::Auto);
-    resolving.until("host process ids are seen", |state| state.enabled && state.problem.is_none()).await;
+    resolving.until(&[], "host process ids are seen", |state| state.enabled && state.problem.is_none()).await;
     resolving.tree.add_container(MAIN).unwrap();
     resolving.tree.start(100, 1, MAIN).unwrap();
     resolving.tree.start_on_host(101, 1).unwrap();
@@ -174,34 +202,33 @@ async fn owners_follow_processes_and_pods() {
     let daemons = ContainerIdentity { uid: pod, pod: "mps-daemon", ..MAIN };
     resolving.tree.add_container(daemons).unwrap();
     resolving.tree.start_mps(107, 106, 86, daemons).unwrap();
-    resolving.want(&[100, 101, 102, 104, 105, 106, 107]);
+    let pids = [100, 101, 102, 104, 105, 106, 107];
     let main =
         Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container).with_uid(Some(MAIN.uid.into())));
     let named = |state: &ProcessState| *state.owner(100) == main && state.owner(107).pod().is_some();
-    let state = resolving.until("the containers", named).await;
+    let state = resolving.until(&pids, "the containers", named).await;
     assert_eq!(*state.owner(101), Owner::Host);
     assert_eq!([state.owner(104), state.owner(105)], [&main, &main]);
     let mps_daemon = |pid| state.processes[&pid].mps_daemon;
     assert_eq!([100, 106, 107].map(mps_daemon), [None, None, Some(86)], "what the control daemon has started");
     assert_eq!(state.owner(107).pod().map(|pod| pod.pod), Some(daemons.pod.into()));
     assert_eq!(*state.owner(102), Owner::Unknown(UnknownOwner::Gone));
-    assert_eq!(*state.owner(103), Owner::Unknown(UnknownOwner::NotResolved), "it is not wanted");
+    assert_eq!(*state.owner(103), Owner::Unknown(UnknownOwner::NotResolved), "it is in no readings");
     assert!(state.collector.as_ref().is_some_and(|collector| collector.success));
     let gone = PodDirectory { complete: true, ..PodDirectory::default() };
     resolving.pods.send_replace(Arc::new(gone));
     resolving
-        .until("the pod has ended", |state| {
+        .until(&pids, "the pod has ended", |state| {
             state.owner(100).unattributed_reason() == Some(UnattributedReason::TerminatedPod)
         })
         .await;
-    resolving.want(&[101]);
-    resolving.until("only what is wanted", |state| state.processes.len() == 1).await;
+    resolving.until(&[101], "only what is read", |state| state.processes.len() == 1).await;
 }
 
 #[tokio::test]
 async fn process_ids_of_another_namespace_are_never_used() {
     let mut resolving = Resolving::start(ProcessAttribution::On);
-    resolving.until("enabled", |state| state.enabled).await;
+    resolving.until(&[], "enabled", |state| state.enabled).await;
     for (mode, has_problem) in
         [(ProcessAttribution::On, true), (ProcessAttribution::Auto, true), (ProcessAttribution::Off, false)]
     {
@@ -210,12 +237,8 @@ async fn process_ids_of_another_namespace_are_never_used() {
         tree.end(2).unwrap();
         tree.add_container(MAIN).unwrap();
         tree.start(100, 1, MAIN).unwrap();
-        let mut tasks = Tasks::default();
-        let (_pods, inputs) = inputs(&tree, &mut tasks);
-        let settings = ProcessesSettings { mode, proc_root: tree.proc_root(), pod_labels: vec![] };
-        let processes = processes::start(settings, inputs, Clock::start(), &mut tasks);
-        processes.wanted.clone().send_replace(Arc::new([100].into()));
-        let state = until(&mut processes.states.clone(), "pods have their UIDs", |state| !state.pods.is_empty()).await;
+        let mut resolving = Resolving::on(tree, directory, mode);
+        let state = resolving.until(&[100], "pods have their UIDs", |state| !state.pods.is_empty()).await;
         assert!(!state.enabled && state.processes.is_empty() && state.collector.is_none(), "{mode:?}");
         assert_eq!(
             state.problem.as_ref().is_some_and(|problem| problem.contains("hostPID: true")),
@@ -267,37 +290,57 @@ fn end_hanging_read(file: &Path, content: &[u8]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
-    let root = tempfile::tempdir().unwrap();
-    let tree = ProcTree::create(root.path()).unwrap();
-    tree.add_container(MAIN).unwrap();
-    tree.start(1000, 5, MAIN).unwrap();
-    tree.start(1001, 5, MAIN).unwrap();
-    let settings =
-        ProcessesSettings { mode: ProcessAttribution::Auto, proc_root: tree.proc_root(), pod_labels: vec![] };
-    let mut tasks = Tasks::default();
-    let (_pods, inputs) = inputs(&tree, &mut tasks);
-    let processes = processes::start(settings, inputs, Clock::start(), &mut tasks);
-    let (want, mut states) = (processes.wanted.clone(), processes.states.clone());
-    want.send_replace(Arc::new(BTreeSet::from([1000])));
-    let is_known = |state: &Arc<ProcessState>| state.processes.contains_key(&1000);
-    until(&mut states, "the first is known", is_known).await;
+async fn readings_with_a_new_process_wait_for_its_owner_and_owners_alone_wake_nobody() {
+    let mut resolving = Resolving::start(ProcessAttribution::Auto);
+    resolving.tree.start_on_host(1000, 5).unwrap();
+    resolving.tree.start_on_host(1001, 5).unwrap();
+    resolving.until(&[1000], "the first is known", |state| state.processes.contains_key(&1000)).await;
+    resolving.read(&[1000, 1001]);
+    assert!(resolving.next().await.processes.processes.contains_key(&1001), "with the first readings that have it");
+    let scanned = |state: &OwnersState| state.processes.collector.clone().unwrap().last_success;
+    let before = scanned(&resolving.states.borrow());
+    while scanned(&resolving.states.borrow()) == before {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(!resolving.states.has_changed().unwrap(), "a later scan");
+}
 
-    let stat = tree.proc_root().join("1001/stat");
+#[tokio::test(start_paused = true)]
+async fn a_read_that_hangs_withdraws_the_owners_until_it_returns_and_holds_back_no_readings() {
+    let mut resolving = Resolving::start(ProcessAttribution::Auto);
+    resolving.tree.add_container(MAIN).unwrap();
+    resolving.tree.start(1000, 5, MAIN).unwrap();
+    resolving.tree.start(1001, 5, MAIN).unwrap();
+    let is_known = |state: &ProcessState| state.processes.contains_key(&1000);
+    resolving.until(&[1000], "the first is known", is_known).await;
+
+    let stat = resolving.tree.proc_root().join("1001/stat");
     let line = make_reads_hang(&stat);
-    want.send_replace(Arc::new([1000, 1001].into()));
-    let is_stuck = |state: &Arc<ProcessState>| state.collector.as_ref().is_some_and(|collector| collector.stuck);
+    let is_stuck = |state: &ProcessState| state.collector.as_ref().is_some_and(|collector| collector.stuck);
+    resolving.read(&[1000, 1001]);
     // Time does not advance by itself while a read is in progress.
-    while !is_stuck(&states.borrow()) {
+    while !resolving.states.has_changed().unwrap() {
+        tokio::time::advance(Duration::from_millis(10)).await;
+        tokio::task::yield_now().await;
+    }
+    assert!(is_known(&resolving.next().await.processes), "the owners that are known");
+    for _ in 0..9 {
+        resolving.read(&[1000, 1001]);
+        assert!(!is_stuck(&resolving.next().await.processes), "at once, without a wait");
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    while !is_stuck(&resolving.states.borrow().processes) {
         tokio::time::advance(Duration::from_secs(1)).await;
         tokio::task::yield_now().await;
     }
-    let state = Arc::clone(&states.borrow());
+    resolving.read(&[1000, 1001]);
+    let state = resolving.next().await.processes;
     assert!(state.processes.is_empty() && state.problem.as_ref().unwrap().contains("reading /proc hangs"));
 
     end_hanging_read(&stat, &line);
-    let is_back = |state: &Arc<ProcessState>| !is_stuck(state) && is_known(state);
-    while !is_back(&states.borrow()) {
+    let is_back = |state: &ProcessState| !is_stuck(state) && is_known(state);
+    while !is_back(&resolving.states.borrow().processes) {
+        tokio::time::advance(Duration::from_millis(100)).await;
         tokio::task::yield_now().await;
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{Ledger, LedgerOutput, Observation, processes_by_device, wanted_processes};
+use podmeter::domain::attribution::{Ledger, LedgerOutput, Observation, process_ids, processes_by_device};
 use podmeter::domain::holders::{Holdings, Slots, join};
 use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
@@ -311,9 +311,9 @@ impl Node {
 
     /// As the publisher does.
     fn account(&mut self, now: u64) {
-        let wanted = wanted_processes(&self.hardware);
+        let pids = process_ids(&self.hardware);
         let logs = pod_logs::read(&self.tree.pod_logs_root(), at(now));
-        let processes = self.resolver.resolve(at(now), &wanted, &PodDirectory::default(), &logs);
+        let processes = self.resolver.resolve(at(now), &pids, &PodDirectory::default(), &logs);
         let state = ProcessState { enabled: true, processes, ..ProcessState::default() };
         let output = self.ledger.advance(&Observation {
             now: moment(now),

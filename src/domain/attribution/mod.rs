@@ -8,5 +8,5 @@ mod owners;
 mod xids;
 
 pub use ledger::{Ledger, LedgerOutput, Observation};
-pub use owners::{DeviceProcesses, OwnedProcess, are_scanned, processes_by_device, wanted_processes};
+pub use owners::{DeviceProcesses, OwnedProcess, OwnersState, process_ids, processes_by_device};
 pub use xids::{ClassedXid, ContainerXids, XidObservation};

@@ -1,7 +1,9 @@
 //! The processes on the devices and their owners, as the ledger divides use by them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use crate::domain::holders::HoldersState;
 use crate::domain::model::{
     DeviceProcess, DeviceReadings, GpuUuid, HardwareState, Owner, PluginState, Process, ProcessState, UnknownOwner,
 };
@@ -32,14 +34,16 @@ pub struct OwnedProcess {
     pub sm_seconds: f64,
 }
 
-/// The process ids on any device, in the host's numbering.
-pub fn wanted_processes(hardware: &HardwareState) -> BTreeSet<u32> {
-    hardware.readings.values().flat_map(|readings| pids(readings)).collect()
+/// The readings, and the owners of the processes in them.
+#[derive(Clone, Debug, Default)]
+pub struct OwnersState {
+    pub holders: Arc<HoldersState>,
+    pub processes: Arc<ProcessState>,
 }
 
-/// Whether all of them have been scanned, or are not scanned at all.
-pub fn are_scanned(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
-    !is_scanning(state) || wanted.iter().all(|pid| state.processes.contains_key(pid))
+/// The process IDs in the readings, in the host's numbering.
+pub fn process_ids(hardware: &HardwareState) -> BTreeSet<u32> {
+    hardware.readings.values().flat_map(|readings| pids(readings)).collect()
 }
 
 /// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process
@@ -49,7 +53,7 @@ pub fn processes_by_device(
     state: &ProcessState,
     plugin: Option<&PluginState>,
 ) -> BTreeMap<GpuUuid, DeviceProcesses> {
-    if !is_scanning(state) {
+    if !state.is_current() {
         return BTreeMap::new();
     }
     let known = |(gpu, readings): (&GpuUuid, _)| {
@@ -57,11 +61,6 @@ pub fn processes_by_device(
         Some((gpu.clone(), of_device(readings, state, daemons)?))
     };
     hardware.readings.iter().map(|(gpu, readings)| (gpu, &**readings)).filter_map(known).collect()
-}
-
-/// A scan that hangs does not show what runs now.
-fn is_scanning(state: &ProcessState) -> bool {
-    state.enabled && state.collector.as_ref().is_none_or(|collector| !collector.stuck)
 }
 
 /// `mps_daemons`: those that serve the GPU. What one of them has started is their server.
@@ -105,8 +104,6 @@ fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::domain::model::{
         ContainerRef, DeviceTotals, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, SourceStatus, Stamped,
@@ -138,7 +135,7 @@ mod tests {
     fn each_process_appears_once_with_its_owner() {
         let main = ContainerRef::new("team", "train", "main");
         let hardware = hardware(Some(&[1, 2]), Some(&[(2, 0.5), (3, 0.25), (4, 9.0)]));
-        assert_eq!(wanted_processes(&hardware), [1, 2, 3, 4].into());
+        assert_eq!(process_ids(&hardware), [1, 2, 3, 4].into());
         let owners = [
             (1, Owner::Host),
             (2, Owner::Container(main.clone())),
@@ -146,7 +143,6 @@ mod tests {
             (4, Owner::Unknown(UnknownOwner::NotResolved)),
         ];
         let state = state(&owners);
-        assert!(are_scanned(&wanted_processes(&hardware), &state));
         let found = &processes_by_device(&hardware, &state, None)[&"GPU-1".into()];
         assert!(found.has_sm_seconds);
         let found: Vec<_> = found
@@ -185,11 +181,8 @@ mod tests {
         assert!(!found.has_sm_seconds && found.processes.len() == 1, "a partitioned GPU");
         let hidden = ProcessState { enabled: false, ..owners };
         assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &hidden, None), BTreeMap::new());
-        assert!(are_scanned(&[9].into(), &hidden), "no scan");
         let collector = Some(SourceStatus { stuck: true, ..SourceStatus::default() });
         let stuck = ProcessState { enabled: true, collector, ..hidden };
         assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &stuck, None), BTreeMap::new());
-        assert!(are_scanned(&[9].into(), &stuck), "a scan that hangs is not waited for");
-        assert!(!are_scanned(&[9].into(), &state(&[])));
     }
 }

@@ -117,6 +117,11 @@ fn as_list<S: Serializer>(pods: &Arc<BTreeMap<PodRef, Arc<PodIdentity>>>, serial
 }
 
 impl ProcessState {
+    /// Whether the owners are those of what runs now: a scan that hangs does not show that.
+    pub fn is_current(&self) -> bool {
+        self.enabled && self.collector.as_ref().is_none_or(|collector| !collector.stuck)
+    }
+
     /// The owner of a process by its host process id.
     pub fn owner(&self, pid: u32) -> &Owner {
         const NOT_RESOLVED: &Owner = &Owner::Unknown(UnknownOwner::NotResolved);
