@@ -1,4 +1,4 @@
-//! What one container used of one device, and how it holds the device.
+//! The use of one device by one container, and how the container holds the device.
 
 use std::time::Duration;
 
@@ -13,33 +13,33 @@ pub struct Account {
     pub container: ContainerRef,
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
-    /// `None` after the end of the holding.
+    /// The present holding; `None` after its end.
     pub holding: Option<Holding>,
     /// The start of this account.
     pub created: UnixSeconds,
     #[serde(flatten)]
     pub counters: HoldingCounters,
-    /// `None` while its activity is unknown.
+    /// The time of the last activity; `None` while it is unknown.
     pub last_active: Option<UnixSeconds>,
-    /// Busy in the last ten seconds read of the holding: of the fraction held, 0 to 1.
+    /// How busy the fraction held was in the last ten seconds read of the holding, 0 to 1.
     pub utilization_ratio: Option<f64>,
-    /// Of the whole GPU, 0 to 1.
+    /// The same as a part of the whole GPU, 0 to 1.
     #[serde(rename = "device_utilization_ratio")]
     pub gpu_utilization_ratio: Option<f64>,
-    /// Of the device that it has alone, as the next; `None` while others keep it busy too.
+    /// A GPM ratio of a device that it has alone, as is the next; `None` while others keep the device busy too.
     pub sm_active_ratio: Option<f64>,
     pub dram_active_ratio: Option<f64>,
     pub memory_used_bytes: Option<u64>,
     pub memory_limit_bytes: Option<u64>,
-    /// On the device now; `None` where processes are unknown.
+    /// The number of its processes on the device now; `None` where processes are unknown.
     pub processes: Option<u64>,
-    /// Not in the metrics: over the series limit, or another pod of the same name has the series.
+    /// Whether the metrics omit it: it is over the series limit, or another pod of the same name has the series.
     pub over_limit: bool,
     /// When the holding ended.
     pub ended: Option<Moment>,
 }
 
-/// An ended holding is shown for so long; then it is only counted.
+/// How long an ended holding is shown; after that it is only counted.
 pub const ENDED_SHOWN: Duration = Duration::from_secs(60);
 
 impl Account {
@@ -56,18 +56,19 @@ impl Account {
 /// How a container holds a device now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Holding {
-    /// `None` for a DRA claim.
+    /// The resource; `None` for a DRA claim.
     pub resource: Option<ResourceName>,
     pub device_ids: Vec<DeviceId>,
     pub sharing: SharingForm,
     /// The method by which busy time and energy are attributed; `None`: they are not.
     pub attribution: Option<Attribution>,
-    /// Of the GPU: GPU-seconds for each second of the holding. `None` while the number of slots, or the size of the MIG
-    /// device, is unknown. In JSON it is the `share` held; elsewhere a share is use.
+    /// The part of the GPU: GPU-seconds for each second of the holding. `None` while the number of slots, or the size
+    /// of the MIG device, is unknown. In JSON it is the `share` held; elsewhere a share is use.
     #[serde(rename = "share")]
     pub fraction: Option<f64>,
-    /// Where use is divided without process data: 1 for a device plugin's devices; the claims of a device have weights in
-    /// proportion to the capacity that each consumes, with mean 1. The containers of a claim divide its weight.
+    /// The weight where use is divided without process data: 1 for a device plugin's devices; the claims of a device
+    /// have weights in proportion to the capacity that each consumes, with mean 1. The containers of a claim divide its
+    /// weight.
     pub weight: f64,
 }
 
@@ -88,10 +89,10 @@ pub enum SharingForm {
 pub enum Attribution {
     /// One holder has all: use by process is not known.
     Exclusive,
-    /// By the SM time of processes; without any all is an exclusive holder's.
+    /// Use is divided by the SM time of processes; without any an exclusive holder has all.
     Process,
-    /// Several holders without SM time: equally, claims by weight.
+    /// Several holders without SM time have equal parts, claims by weight.
     EqualShare,
-    /// Of MIG devices by activity and slices; in a gap energy as without SM time or activity.
+    /// Use of MIG devices is divided by activity and slices; the energy of a gap as without SM time or activity.
     Estimated,
 }

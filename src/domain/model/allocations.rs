@@ -17,11 +17,11 @@ pub struct Allocations {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pod {
     pub reference: PodRef,
-    /// As in cgroups and directories. `None` while no source has it: `List` has no UIDs.
+    /// The UID in cgroups and directories. `None` while no source has it: `List` has no UIDs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<PodUid>,
     pub containers: Vec<Container>,
-    /// Pod-level exclusive CPUs (kubelet 1.37); containers' own are a subset, not an addition.
+    /// The pod-level exclusive CPUs (kubelet 1.37); those of containers are a subset, not an addition.
     pub exclusive_cpus: CpuSet,
     pub memory: Vec<MemoryBlock>,
 }
@@ -40,14 +40,14 @@ pub struct Container {
 pub struct HeldDevice {
     pub resource: ResourceName,
     pub id: DeviceId,
-    /// Empty when the plugin gave no topology.
+    /// The NUMA nodes; empty when the plugin gave no topology.
     pub numa_nodes: BTreeSet<i64>,
 }
 
 /// A block of the memory manager.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct MemoryBlock {
-    /// `memory` or `hugepages-<size>`.
+    /// The type: `memory` or `hugepages-<size>`.
     pub memory_type: Arc<str>,
     pub numa_nodes: BTreeSet<i64>,
     pub bytes: u64,
@@ -62,7 +62,7 @@ pub struct Allocatable {
 }
 
 impl Allocations {
-    /// By resource.
+    /// The held devices by resource.
     pub fn held_devices(&self) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
         let mut held: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for device in self.containers().flat_map(|container| &container.devices) {

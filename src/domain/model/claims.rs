@@ -1,4 +1,4 @@
-//! DRA claims: their devices as the kubelet lists them, and as the drivers' files record them.
+//! DRA claims: their devices in the kubelet's list, and in the drivers' files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use strum::IntoStaticStr;
 
 use super::{DeviceId, GpuUuid, MigUuid, PciBusId};
 
-/// Namespace, name, and the share ID where the device is allocated in shares.
+/// A claim's namespace, its name, and the share ID where the device is allocated in shares.
 pub type ClaimName<'a> = (&'a str, &'a str, Option<&'a str>);
-/// With driver, pool and device.
+/// A claim's name, driver, pool and device.
 pub type ClaimKey<'a> = (ClaimName<'a>, &'a str, &'a str, &'a DeviceId);
 
 /// One device of a DRA claim. The kubelet lists all devices of a claim under every container that refers to it.
@@ -22,21 +22,21 @@ pub struct ClaimDevice {
     pub pool: Arc<str>,
     pub device: DeviceId,
     pub share_id: Option<Arc<str>>,
-    /// Drivers put the claim's UID into the names of their CDI devices; `List` has it nowhere else.
+    /// The claim's UID, from the names of the driver's CDI devices; `List` has it nowhere else.
     #[serde(skip)]
     pub claim_uid: Option<Arc<str>>,
-    /// From the files of its driver.
+    /// The record in the files of its driver.
     #[serde(flatten)]
     pub record: ClaimRecord,
 }
 
-/// What the files that a DRA driver keeps on the node record of a claim's device. Empty where none can be read.
+/// The facts of a claim's device in the files that a DRA driver keeps on the node. Empty where none can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ClaimRecord {
     /// The hardware by source, the most trusted first.
     #[serde(skip)]
     pub hardware: BTreeMap<ClaimSource, ClaimHardware>,
-    /// `None` where no file has it: the claim then holds the device, alone or in equal parts with others.
+    /// The allocation; `None` where no file has it: the claim then holds the device, alone or equally with others.
     #[serde(flatten)]
     pub allocation: Option<ClaimAllocation>,
 }
@@ -44,16 +44,16 @@ pub struct ClaimRecord {
 /// How a device is allocated to a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ClaimAllocation {
-    /// The claim observes the device and does not hold it.
+    /// Whether the claim only observes the device and does not hold it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin_access: bool,
-    /// What the claim consumes of the device's capacities, in thousandths of a byte or a unit. Empty: all of it, or not
-    /// known.
+    /// The parts of the device's capacities that the claim consumes, in thousandths of a byte or a unit. Empty: all of
+    /// it, or unknown.
     #[serde(skip)]
     pub consumed: BTreeMap<Arc<str>, u64>,
 }
 
-/// Where the hardware of a claim's device is named, the most trusted first.
+/// The sources of the hardware of a claim's device, the most trusted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", const_into_str)]
@@ -68,7 +68,7 @@ pub enum ClaimSource {
     DeviceName,
 }
 
-/// How a file names hardware.
+/// The hardware, in the form in which a file has it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimHardware {
     Gpu(GpuUuid),
@@ -92,24 +92,24 @@ pub struct ClaimGpu {
     pub claim: ClaimDevice,
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
-    /// What names the hardware.
+    /// The source of the hardware.
     #[serde(rename = "join")]
     pub source: ClaimSource,
 }
 
 impl ClaimDevice {
-    /// It has admin access to the device, and holds nothing of it.
+    /// Whether it has admin access to the device, and holds nothing of it.
     pub fn is_observer(&self) -> bool {
         self.record.allocation.as_ref().is_some_and(|allocation| allocation.admin_access)
     }
 
-    /// What it consumes of the device's capacities.
+    /// The parts of the device's capacities that it consumes.
     pub fn consumed(&self) -> impl Iterator<Item = (&str, u64)> {
         let allocation = self.record.allocation.iter();
         allocation.flat_map(|allocation| allocation.consumed.iter().map(|(capacity, amount)| (&**capacity, *amount)))
     }
 
-    /// What names the device, or the share of it, of the claim.
+    /// Identifies the device, or the share of it, of the claim.
     pub fn key(&self) -> ClaimKey<'_> {
         let name = (&*self.claim_namespace, &*self.claim, self.share_id.as_deref());
         (name, &*self.driver, &*self.pool, &self.device)

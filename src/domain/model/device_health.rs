@@ -1,5 +1,5 @@
-//! XIDs, the error codes of the driver: as received, counted, and attributed to containers. The health of devices: causes
-//! and transitions.
+//! XIDs, the error codes of the driver: as received, counted, and attributed to containers. The health of devices:
+//! causes and transitions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use strum::{EnumIter, IntoStaticStr};
 use super::{ContainerRef, GpuUuid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds};
 
 /// The health of every GPU that was ever listed, and of its present MIG devices. A GPU that is not served has none; one
-/// known by its PCI address is removed once its UUID is known.
+/// identified by its PCI address is removed once its UUID is known.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HealthState {
     pub gpus: BTreeMap<GpuUuid, GpuHealth>,
@@ -44,13 +44,13 @@ pub struct DeviceHealth {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthCause {
     pub reason: UnhealthyReason,
-    /// For people: `XID 79 (the GPU has fallen off the bus)`.
+    /// The cause in words: `XID 79 (the GPU has fallen off the bus)`.
     pub detail: Arc<str>,
-    /// When the device recovers, for people: `recovers after podmeter unmark, or when the mark ends`.
+    /// When the device recovers, in words: `recovers after podmeter unmark, or when the mark ends`.
     pub clears: Arc<str>,
 }
 
-/// Of several, the first in this order names a transition.
+/// The reason of a cause. Of several, the first in this order names a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, EnumIter, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", const_into_str)]
@@ -72,10 +72,10 @@ pub struct HealthTransition {
     /// The number of the transition since the start, from 1.
     pub number: u64,
     pub gpu: GpuUuid,
-    /// `None`: the whole GPU.
+    /// The MIG device; `None`: the whole GPU.
     pub mig: Option<MigUuid>,
     pub to_healthy: bool,
-    /// Why the device became unhealthy; for a transition to healthy, what has ended.
+    /// Why the device became unhealthy; for a transition to healthy, the reason that has ended.
     pub reason: UnhealthyReason,
     pub detail: Arc<str>,
     pub at: Moment,
@@ -83,17 +83,17 @@ pub struct HealthTransition {
     pub holders: Vec<ContainerRef>,
 }
 
-/// The XIDs of one batch that are equal but for their time.
+/// The XIDs of one batch that differ only in their time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct XidEvent {
     /// The time of the last of them.
     pub at: Moment,
     pub gpu: GpuUuid,
-    /// `None`: the whole GPU.
+    /// The instance; `None`: the whole GPU.
     pub instance: Option<XidInstance>,
-    /// 999 where the driver gives no code.
+    /// The code; 999 where the driver gives none.
     pub code: u32,
-    /// At least 1.
+    /// The number of XIDs, at least 1.
     pub count: u64,
 }
 
@@ -102,7 +102,7 @@ pub struct XidEvent {
 pub struct ContainerXid {
     pub container: ContainerRef,
     pub gpu: GpuUuid,
-    /// `None` outside MIG, and where the MIG device is unknown.
+    /// The MIG device; `None` outside MIG, and where it is unknown.
     pub mig: Option<MigUuid>,
     pub code: u32,
     pub class: XidClass,
@@ -115,22 +115,22 @@ pub struct ContainerXid {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct XidInstance {
     pub gpu_instance: u32,
-    /// `None`: all compute instances inside it.
+    /// The compute instance; `None`: all in the GPU instance.
     pub compute_instance: Option<u32>,
 }
 
-/// XIDs of one GPU. No count falls.
+/// The XIDs of one GPU. No count falls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct XidCounts {
     /// When counting began.
     pub created: UnixSeconds,
-    /// Every class, from 0.
+    /// The count of every class, from 0.
     pub by_class: BTreeMap<XidClass, u64>,
     #[serde(rename = "last")]
     pub by_code: BTreeMap<u32, XidCount>,
 }
 
-/// XIDs of one code.
+/// The XIDs of one code.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct XidCount {
     pub class: XidClass,
@@ -149,19 +149,19 @@ pub struct XidCount {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub enum XidClass {
-    /// The application's own fault, or its end.
+    /// A fault of the application, or its end.
     Application,
     /// A memory error that cost one application.
     ContainedMemory,
     GpuReset,
     NodeReboot,
     Nvlink,
-    /// Power or mechanics.
+    /// A fault of power supply or board.
     Hardware,
     Informational,
-    /// Significant only together with another XID.
+    /// An XID that is significant only together with another one.
     Corroborating,
-    /// Announces a change of the recovery action.
+    /// A change of the recovery action.
     RecoveryAction,
     Software,
     Unknown,
@@ -179,14 +179,14 @@ pub const RECOVERY_ACTIONS: [&str; 8] = [
     "system_reboot",
 ];
 
-/// `None` for an unknown number.
+/// The name of a recovery action; `None` for an unknown number.
 pub fn recovery_action(number: u32) -> Option<&'static str> {
     RECOVERY_ACTIONS.get(usize::try_from(number).ok()?).copied()
 }
 
 impl XidCounts {
-    /// The codes of a GPU instance, with those of the whole GPU, each with the time of the last one;
-    /// without an instance all.
+    /// The codes of a GPU instance, with those of the whole GPU, each with the time of the last XID; without an
+    /// instance all codes.
     pub fn concerning(&self, instance: Option<u32>) -> impl Iterator<Item = (u32, &XidCount, Monotonic)> {
         self.by_code.iter().filter_map(move |(code, xid)| {
             let of_instance = || xid.last_of.get(&instance).max(xid.last_of.get(&None)).copied();
@@ -197,8 +197,8 @@ impl XidCounts {
 }
 
 impl XidInstance {
-    /// Of all MIG devices of the GPU, that of the compute instance, or else those of the GPU instance. Empty if the GPU has
-    /// neither.
+    /// The MIG device of the compute instance, or else those of the GPU instance. `of_gpu`: all MIG devices of the GPU.
+    /// Empty if the GPU has neither.
     pub fn mig_devices(self, of_gpu: &[MigDevice]) -> Vec<&MigDevice> {
         let in_gpu_instance = || of_gpu.iter().filter(|mig| mig.gpu_instance == self.gpu_instance);
         let exact: Vec<_> =
@@ -213,19 +213,19 @@ impl GpuHealth {
         std::iter::once(&self.whole).chain(self.mig_devices.values())
     }
 
-    /// False as soon as any part of it is unhealthy.
+    /// Whether the GPU and all its parts are healthy.
     pub fn is_healthy(&self) -> bool {
         self.devices().all(|device| device.healthy)
     }
 }
 
 impl DeviceHealth {
-    /// Unhealthy to the kubelet by an operator's decision alone: no fault.
+    /// Whether it is unhealthy only by an operator's mark, which is no fault.
     pub fn is_only_marked(&self) -> bool {
         !self.healthy && self.causes.iter().all(|cause| cause.reason == UnhealthyReason::Admin)
     }
 
-    /// `Err` with the details of all causes.
+    /// An error with the details of all causes, unless the device is healthy.
     pub fn ensure_healthy(&self) -> Result<(), String> {
         if self.healthy {
             return Ok(());
@@ -241,8 +241,8 @@ impl DeviceHealth {
 }
 
 impl HealthState {
-    /// The health of a MIG device, or of the whole GPU. `None` for one that was never listed, is gone or is not
-    /// served.
+    /// The health of a MIG device, or of the whole GPU. `None` for one that was never listed, no longer exists or is
+    /// not served.
     pub fn device(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
         let known = self.gpus.get(gpu)?;
         mig.map_or(Some(&known.whole), |mig| known.mig_devices.get(mig))

@@ -1,6 +1,6 @@
-//! Device IDs are strings of other programs. They are classified by their form, never by the resource name:
-//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device. The form is parsed once, where
-//! the ID is made.
+//! Device IDs are strings of other programs. They are classified by their form, never by the resource name: resources
+//! get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device. The form is parsed once,
+//! where the ID is made.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::{PciBusId, ResourceName};
 
-/// A device plugin's ID of one of its devices, or a DRA driver's name of one: any string, and its form. Equality, order, hash
-/// and JSON are those of the text.
+/// A device plugin's ID of a device, or a DRA driver's name of one: any string, and its form. Equality, order, hash and
+/// JSON are those of the text.
 #[derive(Clone, Deserialize)]
 #[serde(from = "Arc<str>")]
 pub struct DeviceId {
@@ -20,41 +20,41 @@ pub struct DeviceId {
     form: DeviceForm,
 }
 
-/// The form of a device ID: which kind of hardware it names, and by what. Its name is the value of the `form` label.
+/// The form of a device ID: the kind of hardware, and how the ID names it. Its name is the value of the `form` label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub enum DeviceForm {
-    /// `GPU-<uuid>`
+    /// A GPU: `GPU-<uuid>`.
     #[strum(serialize = "gpu_uuid")]
     Gpu,
-    /// `GPU-<uuid>::<n>`: one slot of a time-sliced or MPS-shared GPU; the ID does not show which kind of sharing.
+    /// One slot of a time-sliced or MPS-shared GPU: `GPU-<uuid>::<n>`; the ID does not show which kind of sharing.
     #[strum(serialize = "gpu_uuid_replica")]
     GpuSlot,
-    /// `GPU-<uuid>-<n>`: HAMi's virtual GPU. HAMi itself may place the container elsewhere.
+    /// A virtual GPU of HAMi: `GPU-<uuid>-<n>`. HAMi may place the container elsewhere.
     #[strum(serialize = "gpu_uuid_virtual")]
     GpuVirtual,
-    /// `MIG-<uuid>`
+    /// A MIG device: `MIG-<uuid>`.
     #[strum(serialize = "mig_uuid")]
     Mig,
-    /// `MIG-<uuid>::<n>`
+    /// One slot of a MIG device: `MIG-<uuid>::<n>`.
     #[strum(serialize = "mig_uuid_replica")]
     MigSlot,
-    /// `all[::<n>]`: WSL2, every GPU at once.
+    /// All GPUs at once, in WSL2: `all[::<n>]`.
     All { is_slot: bool },
-    /// `tegra[::<n>]`: the one integrated GPU.
+    /// The only integrated GPU: `tegra[::<n>]`.
     Tegra { is_slot: bool },
-    /// `nvidia<minor>[/gi<n>][/vgpu<n>]`: GKE's plugin.
+    /// A device of GKE's plugin: `nvidia<minor>[/gi<n>][/vgpu<n>]`.
     Minor { minor: u32, gpu_instance: Option<u32>, is_slot: bool },
-    /// DRA `gpu-<minor>`
+    /// A GPU in DRA: `gpu-<minor>`.
     DraGpu { minor: u32 },
-    /// DRA `gpu-<minor>-mig-<profile>-<profile id>-<start>` (25.12 and newer), `gpu-<minor>-mig-<profile
-    /// id>-<start>-<size>` before.
+    /// A MIG device in DRA: `gpu-<minor>-mig-<profile>-<profile id>-<start>` from 25.12 on,
+    /// `gpu-<minor>-mig-<profile id>-<start>-<size>` before.
     DraMig { minor: u32, profile_id: u32, placement_start: u32 },
-    /// `0000:ca:00.0`; other vendors' devices have one too.
+    /// A PCI address, which other vendors' devices have too: `0000:ca:00.0`.
     PciAddress,
-    /// `channel-<n>`, `daemon-<n>` of the compute-domain driver: not a GPU.
+    /// A device of the compute-domain driver, which is no GPU: `channel-<n>`, `daemon-<n>`.
     DraComputeDomain,
-    /// A device of NVIDIA's driver for GPUs, of an unknown naming.
+    /// A device of NVIDIA's driver for GPUs with a name of unknown form.
     DraUnknown,
     /// A device of some other DRA driver, or a GPU that NVIDIA's prepares for a virtual machine.
     DraOther,
@@ -62,9 +62,9 @@ pub enum DeviceForm {
     Other,
 }
 
-/// `GPU-` or `MIG-`, and a UUID: IDs that name hardware by it begin with it.
+/// The length of `GPU-` or `MIG-` and a UUID, with which IDs of hardware begin.
 const PREFIXED_UUID: usize = 4 + UUID_LENGTH;
-/// Characters of a UUID: 8-4-4-4-12 hexadecimal digits.
+/// The characters of a UUID: 8-4-4-4-12 hexadecimal digits.
 pub const UUID_LENGTH: usize = 36;
 
 impl DeviceId {
@@ -93,13 +93,13 @@ impl DeviceId {
         self.form
     }
 
-    /// The UUID of the GPU that it names: the whole of it, or a slot.
+    /// The UUID of the GPU that it names, whole or as a slot.
     pub fn gpu(&self) -> Option<&str> {
         let names_gpu = matches!(self.form, DeviceForm::Gpu | DeviceForm::GpuSlot | DeviceForm::GpuVirtual);
         names_gpu.then(|| &self.text[..PREFIXED_UUID])
     }
 
-    /// The UUID of the MIG device that it names: the whole of it, or a slot.
+    /// The UUID of the MIG device that it names, whole or as a slot.
     pub fn mig(&self) -> Option<&str> {
         matches!(self.form, DeviceForm::Mig | DeviceForm::MigSlot).then(|| &self.text[..PREFIXED_UUID])
     }
@@ -180,7 +180,7 @@ impl fmt::Debug for DeviceId {
 }
 
 impl ResourceName {
-    /// Whether it is of a domain of NVIDIA.
+    /// Whether its domain is one of NVIDIA's.
     pub fn is_of_nvidia(&self) -> bool {
         let domain = self.as_str().split_once('/').map_or("", |(domain, _)| domain);
         domain == "nvidia.com" || domain.ends_with(".nvidia.com")
@@ -252,7 +252,7 @@ fn parse_nvidia_claim_device(device: &str) -> Option<DeviceForm> {
     let minor = number(minor)?;
     let mut from_the_end = instance.rsplitn(3, '-');
     let (last, middle, first) = (from_the_end.next()?, from_the_end.next()?, from_the_end.next()?);
-    // Both generations end in two numbers. Only the older starts with one: a profile has letters (`1g12gb`).
+    // Both generations end in two numbers. Only the older one starts with a number: a profile has letters (`1g12gb`).
     let (profile_id, placement_start) = match number(first) {
         Some(profile_id) => {
             number(last)?;
@@ -263,12 +263,12 @@ fn parse_nvidia_claim_device(device: &str) -> Option<DeviceForm> {
     Some(DeviceForm::DraMig { minor, profile_id, placement_start })
 }
 
-/// Decimal digits only: no sign, no white space.
+/// The number in a text of decimal digits only: no sign, no white space.
 fn number(text: &str) -> Option<u32> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
-/// 8-4-4-4-12 hexadecimal digits.
+/// Whether the text is a UUID: 8-4-4-4-12 hexadecimal digits.
 pub fn is_uuid(text: &str) -> bool {
     text.len() == UUID_LENGTH
         && text.bytes().enumerate().all(|(position, byte)| match position {
@@ -283,7 +283,7 @@ mod tests {
 
     const U: &str = "5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
 
-    /// Every configuration in which an ID has been seen, as (who writes it, id, form).
+    /// Every configuration in which an ID was observed, as (program, ID, form).
     #[test]
     fn every_known_device_plugin_id_has_its_form() {
         let minor = |minor, gpu_instance, is_slot| DeviceForm::Minor { minor, gpu_instance, is_slot };
@@ -338,7 +338,7 @@ mod tests {
         }
     }
 
-    /// Near misses: as long as a real ID, or one byte off. A wrong join is worse than none.
+    /// IDs that are almost valid: as long as a real ID, or one byte off. A wrong join is worse than none.
     #[test]
     fn what_fits_no_form_is_other() {
         for id in [

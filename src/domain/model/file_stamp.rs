@@ -1,12 +1,12 @@
-//! What distinguishes the versions of a file.
+//! The stamp that distinguishes the versions of a file.
 
-/// Of one version of a file.
+/// The stamp of one version of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileStamp {
-    /// Device and inode.
+    /// The device and inode numbers.
     pub file: (u64, u64),
     pub bytes: u64,
-    /// When the content was last written, and when anything last changed: seconds and nanoseconds.
+    /// The times (seconds, nanoseconds) of the last write; `changed`: of the last change of content or metadata.
     pub modified: (i64, i64),
     pub changed: (i64, i64),
 }

@@ -1,28 +1,28 @@
-//! What a holding, a device and a resource used: defined once for page, `top`, `usage` and metrics.
+//! The counters of a holding: defined once for page, `top`, `usage` and metrics.
 
 use serde::{Deserialize, Serialize};
 
-/// The counters of one holding, or what they rose by in a time. Absent: not known.
+/// The counters of one holding, or their increases in a time. Unknown ones are absent.
 ///
 /// GPU time is time held times the fraction held: allocated + borrowed = busy + idle + uncovered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HoldingCounters {
-    /// Clock time held, whatever the fraction. All other seconds are GPU time.
+    /// The time held by the clock, whatever the fraction. All other seconds are GPU time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_seconds: Option<f64>,
-    /// `None` while the fraction held is unknown.
+    /// The GPU time held; `None` while the fraction held is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_seconds: Option<f64>,
-    /// `None` where busy time is unknown or not attributable.
+    /// The busy time; `None` where it is unknown or not attributable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_seconds: Option<f64>,
     /// The part of `busy_seconds` beyond the fraction held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub borrowed_seconds: Option<f64>,
-    /// Held and not busy, in time for which busy seconds are known.
+    /// The GPU time held and not busy, where busy seconds are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_seconds: Option<f64>,
-    /// Held, and unknown whether busy.
+    /// The GPU time held for which it is unknown whether it was busy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncovered_seconds: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -37,20 +37,20 @@ impl HoldingCounters {
         (held > 0.0).then(|| (allocated / held).min(1.0))
     }
 
-    /// Busy as a part of the GPU while it is held, whatever part of it is held, 0 to 1: of the time for which it is known,
-    /// which by the clock is `known_seconds / held_ratio`.
+    /// Busy time as a part of the whole GPU while it is held, whatever part of it is held, 0 to 1: a part of the known
+    /// time, which by the clock is `known_seconds / held_ratio`.
     #[must_use]
     pub fn busy_ratio(&self) -> Option<f64> {
         Some((self.busy_seconds? / self.known_seconds()? * self.held_ratio()?).min(1.0))
     }
 
-    /// Idle as a part of the GPU time for which it is known, 0 to 1.
+    /// Idle time as a part of the known GPU time, 0 to 1.
     #[must_use]
     pub fn idle_ratio(&self) -> Option<f64> {
         Some(self.idle_seconds? / self.known_seconds()?)
     }
 
-    /// GPU time held for which it is known whether it was busy: above zero.
+    /// The GPU time held for which it is known whether it was busy, if above zero.
     fn known_seconds(&self) -> Option<f64> {
         let (busy, idle) = self.busy_seconds.zip(self.idle_seconds)?;
         let known = (busy - self.borrowed_seconds.unwrap_or(0.0)).max(0.0) + idle;
@@ -77,7 +77,7 @@ impl HoldingCounters {
         self.zip(Self::default(), |counter, _| Some(counter? * factor))
     }
 
-    /// Whether any is smaller than in `earlier`: the counters started again.
+    /// Whether any counter is smaller than in `earlier`, so that they started again.
     #[must_use]
     pub fn fell_since(self, earlier: Self) -> bool {
         let mut fell = false;

@@ -1,4 +1,4 @@
-//! Names of devices, pods and containers. Every string-shaped ID is a type of its own.
+//! Names of devices, pods and containers. Every string-shaped ID has a separate type.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// String-shaped ids as newtypes, so that they cannot be confused.
+/// Declares a newtype for a string-shaped ID, so that IDs cannot be confused.
 macro_rules! string_identity {
     ($(#[$meta:meta])* $name:ident) => {
         $(#[$meta])*
@@ -50,19 +50,19 @@ macro_rules! string_identity {
 }
 
 string_identity! {
-    /// `GPU-` and a UUID, as NVML writes it.
+    /// A GPU's UUID in NVML's form: `GPU-` and a UUID.
     GpuUuid
 }
 string_identity! {
-    /// `MIG-` and a UUID.
+    /// A MIG device's UUID in NVML's form: `MIG-` and a UUID.
     MigUuid
 }
 string_identity! {
-    /// `0000:17:00.0` in the kernel's form: four-digit domain, lower case.
+    /// A PCI address in the kernel's form, with a four-digit domain and lower case: `0000:17:00.0`.
     PciBusId
 }
 string_identity! {
-    /// `nvidia.com/gpu`, `example.com/nic`.
+    /// The name of an extended resource, such as `nvidia.com/gpu`.
     ResourceName
 }
 string_identity! {
@@ -70,7 +70,7 @@ string_identity! {
     PodUid
 }
 string_identity! {
-    /// The runtime's id of a container: 64 hex digits, without the runtime's name before it.
+    /// The runtime's ID of a container: 64 hex digits, without the runtime's name before it.
     ContainerId
 }
 
@@ -97,8 +97,9 @@ pub struct ContainerRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
     pub container: Arc<str>,
-    /// Distinguishes pods of the same name: references with different UIDs are different containers. As in cgroups and the
-    /// kubelet's checkpoint. `None`, also later, where no source had it in the first answer that listed the pod.
+    /// The UID in cgroups and the kubelet's checkpoint. It distinguishes pods of the same name: references with
+    /// different UIDs are different containers. `None`, also later, if no source had it in the first answer that listed
+    /// the pod.
     #[serde(skip)]
     pub pod_uid: Option<PodUid>,
 }
@@ -114,7 +115,7 @@ impl ContainerRef {
         Self { namespace, pod, container: container.into(), pod_uid: None }
     }
 
-    /// The container of the pod with this UID.
+    /// This reference, in the pod with this UID.
     #[must_use]
     pub fn with_uid(self, pod_uid: Option<PodUid>) -> Self {
         Self { pod_uid, ..self }
@@ -124,7 +125,7 @@ impl ContainerRef {
         PodRef { namespace: Arc::clone(&self.namespace), pod: Arc::clone(&self.pod) }
     }
 
-    /// Whether both have the same series: all names are equal, with any UIDs.
+    /// Whether both have the same series: all names are equal, whatever the UIDs.
     pub fn has_names_of(&self, other: &Self) -> bool {
         (&self.namespace, &self.pod, &self.container) == (&other.namespace, &other.pod, &other.container)
     }
@@ -150,7 +151,7 @@ pub struct DeviceRef {
 }
 
 impl DeviceRef {
-    /// Whether they are the same device, or one is the GPU of the other.
+    /// Whether both are the same device, or one is the GPU of the other.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.gpu == other.gpu && (self.mig.is_none() || other.mig.is_none() || self.mig == other.mig)
@@ -158,7 +159,7 @@ impl DeviceRef {
 }
 
 impl GpuUuid {
-    /// The placeholder for the UUID of a GPU of which only the PCI address is known: `PCI-0000:17:00.0`.
+    /// A placeholder for the UUID of a GPU of which only the PCI address is known: `PCI-0000:17:00.0`.
     pub fn of_address(address: &PciBusId) -> Self {
         Self::new(format!("{OF_ADDRESS}{address}"))
     }
@@ -170,13 +171,13 @@ impl GpuUuid {
 
 const OF_ADDRESS: &str = "PCI-";
 
-/// The digits of a pod's UID from a manifest.
+/// The hex digits in the UID of a pod from a manifest.
 const BARE_UID: usize = 32;
-/// The groups of hex digits of a pod's UID otherwise.
+/// The groups of hex digits in the UIDs of other pods.
 const UID_GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
 
 impl PodUid {
-    /// The UID that the text begins with, in the form of names and directories, and how long it is in the text.
+    /// The UID with which the text begins, in the form of names and directories, and its length in the text.
     pub fn leading(text: &str) -> Option<(Self, usize)> {
         let digits = |text: &str| text.bytes().take_while(u8::is_ascii_hexdigit).count();
         let ends = |length: usize| text.as_bytes().get(length).is_none_or(|after| !after.is_ascii_alphanumeric());
@@ -220,7 +221,7 @@ pub fn is_dns_label(text: &str) -> bool {
 }
 
 impl PciBusId {
-    /// NVML writes an eight-digit domain in upper case, sysfs four digits in lower case.
+    /// The address in sysfs's form, with four digits of the domain in lower case; NVML writes eight in upper case.
     pub fn normalized(text: &str) -> Self {
         let lower = text.to_ascii_lowercase();
         match lower.split_once(':') {
@@ -235,7 +236,7 @@ impl PciBusId {
 impl FromStr for PciBusId {
     type Err = &'static str;
 
-    /// Four or eight digits of the domain, the bus, the device and the function.
+    /// Parses four or eight digits of the domain, the bus, the device and the function.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let has_digits = |part: &str, count| part.len() == count && part.bytes().all(|byte| byte.is_ascii_hexdigit());
         let parts: Vec<&str> = text.split([':', '.']).collect();

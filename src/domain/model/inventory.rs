@@ -1,4 +1,4 @@
-//! The devices of the node: GPUs, their MIG devices, what the PCI bus has of them.
+//! The devices of the node: GPUs, their MIG devices, and GPUs on the PCI bus.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,18 +11,19 @@ use super::{DeviceId, GpuUuid, MigUuid, PciBusId, ResourceName};
 /// The devices of the node. A GPU that was listed once stays, marked as not present.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inventory {
-    /// 0: nothing has been read yet. Rises when handles are read again: after a driver reload, a MIG change, a hot-plug.
+    /// The number of the list, which rises when handles are read again: after a driver reload, a MIG change, a
+    /// hot-plug. 0: nothing has been read yet.
     pub generation: u64,
     pub driver: Option<DriverInfo>,
     pub gpus: BTreeMap<GpuUuid, Gpu>,
-    /// UUIDs that several GPUs have, with their indexes; none of these GPUs is in `gpus`.
+    /// The UUIDs that several GPUs have, with the GPUs' indexes; none of these GPUs is in `gpus`.
     #[serde(skip)]
     pub duplicate_uuids: BTreeMap<GpuUuid, Vec<u32>>,
-    /// GPUs of `gpus` that the driver has not listed since podmeter started.
+    /// The GPUs of `gpus` that the driver has not listed since podmeter started.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<GpuUuid, MissingGpu>,
-    /// GPUs of `gpus` that the NVIDIA driver is not expected to serve: an old display card, or one that another kernel
-    /// driver has, such as vfio-pci. They are not missing, and have no readings and no health.
+    /// The GPUs of `gpus` that the NVIDIA driver is not expected to serve: an old display card, or one at another
+    /// kernel driver, such as vfio-pci. They are not missing, and have no readings and no health.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unserved: BTreeMap<GpuUuid, UnservedGpu>,
 }
@@ -30,20 +31,20 @@ pub struct Inventory {
 /// What the kernel reports of a GPU on the PCI bus that the NVIDIA driver is not expected to serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnservedGpu {
-    /// `nouveau`, `vfio-pci`; `None`: it has none.
+    /// The kernel driver, such as `nouveau` or `vfio-pci`; `None`: it has none.
     pub kernel_driver: Option<Arc<str>>,
     /// The product in the PCI database: `1288`.
     pub pci_device_id: Option<Arc<str>>,
 }
 
-/// A GPU that the driver does not list: known from the PCI bus, from the kubelet, or from both.
+/// A GPU that the driver does not list, but the PCI bus or the kubelet does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingGpu {
-    /// The source, for people.
+    /// The source, in words.
     pub detail: Arc<str>,
-    /// The kubelet's device IDs of it, by resource.
+    /// Its device IDs in the kubelet's list, by resource.
     pub kubelet_ids: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    /// Its MIG devices, known from the kubelet alone.
+    /// Its MIG devices in the kubelet's list.
     pub mig_devices: BTreeSet<MigUuid>,
 }
 
@@ -60,15 +61,15 @@ pub struct Gpu {
     pub uuid: GpuUuid,
     /// The driver's number; `None` for a GPU that the driver has not listed.
     pub index: Option<u32>,
-    /// The N of `/dev/nvidiaN`; may differ from the index.
+    /// The minor number: the N of `/dev/nvidiaN`, which may differ from the index.
     pub minor: Option<u32>,
     pub pci_bus_id: Option<PciBusId>,
     pub model: Option<Arc<str>>,
     pub architecture: Option<Arc<str>>,
-    /// `9.0`
+    /// The compute capability, such as `9.0`.
     pub compute_capability: Option<Arc<str>>,
     pub vbios_version: Option<Arc<str>>,
-    /// Of the board. GPUs of one superchip have the same. Only the governance record shows it.
+    /// The serial number of the board, which GPUs of one superchip share. Only the governance record has it.
     #[serde(skip)]
     pub serial: Option<Arc<str>>,
     /// Where the GPU is in its chassis or rack; `None` before Blackwell.
@@ -76,43 +77,43 @@ pub struct Gpu {
     /// The NUMA node of the GPU's PCI device.
     pub numa_node: Option<u32>,
     pub memory_bytes: Option<u64>,
-    /// `None` for a GPU without MIG.
+    /// Whether MIG mode is enabled; `None` for a GPU without MIG.
     pub mig_enabled: Option<bool>,
     pub mig_devices: Vec<MigDevice>,
-    /// Compute slices of the whole GPU while it is partitioned: those of its largest GPU instance profile. `None` where
-    /// the driver does not list the profiles.
+    /// The compute slices of the whole GPU while it is partitioned: those of its largest GPU instance profile. `None`
+    /// where the driver does not list the profiles.
     pub mig_slices: Option<u32>,
-    /// `None` without NVLink.
+    /// The remote ends of its NVLinks; `None` without NVLink.
     pub nvlink_peers: Option<NvLinkPeers>,
-    /// False for a GPU that is lost or no longer listed.
+    /// Whether the GPU is listed and not lost.
     pub present: bool,
 }
 
-/// A GPU's place, as the platform reports it. An HGX board has no slot and no tray.
+/// A GPU's place by the platform's data. An HGX board has no slot and no tray.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
-    /// For the governance record only.
+    /// The serial number of the chassis, for the governance record only.
     #[serde(skip)]
     pub chassis_serial: Option<Arc<str>>,
-    /// Counted with the switches.
+    /// The slot, counted with the switches.
     pub slot: Option<u8>,
-    /// Counted without the switches.
+    /// The tray, counted without the switches.
     pub tray: Option<u8>,
     /// The node within the slot.
     pub host: Option<u8>,
     /// The GPU's number within the node; not in the order of the indexes.
     pub module_id: Option<u8>,
-    /// direct, switch
+    /// The kind of NVLink peers: `direct` or `switch`.
     #[serde(skip_deserializing)]
     pub peer_type: Option<&'static str>,
 }
 
-/// The remote ends of a GPU's active NVLinks, as read on this GPU. The other end may have other values.
+/// The remote ends of a GPU's active NVLinks, as read on this GPU. The other end may report other values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvLinkPeers {
-    /// Links by the PCI bus id of their remote end: another GPU, or a device that is not known to be a switch.
+    /// The number of links by the PCI bus ID of their remote end: another GPU, or a device not known to be a switch.
     pub by_bus_id: BTreeMap<PciBusId, u32>,
-    /// Links to switches, which lead to every GPU on the switches.
+    /// The number of links to switches, which lead to every GPU on the switches.
     pub switch_links: u32,
 }
 
@@ -124,12 +125,12 @@ pub struct MigDevice {
     pub index: u32,
     pub gpu_instance: u32,
     pub compute_instance: u32,
-    /// `1g.10gb`
+    /// The profile, such as `1g.10gb`.
     pub profile: Arc<str>,
-    /// Driver's number of the GPU instance profile; DRA device names carry it.
+    /// The driver's number of the GPU instance profile, which DRA device names contain.
     pub profile_id: Option<u32>,
     pub placement_start: Option<u32>,
-    /// Compute slices of this compute instance; 0 where unknown. See `Gpu::mig_slices`.
+    /// The compute slices of this compute instance; 0 where unknown. See `Gpu::mig_slices`.
     pub slices: u32,
     pub memory_bytes: Option<u64>,
 }
@@ -137,14 +138,14 @@ pub struct MigDevice {
 /// A scan of the PCI bus, independent of the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeDevices {
-    /// GPUs on the bus that the NVIDIA driver should serve.
+    /// The number of GPUs on the bus that the NVIDIA driver should serve.
     pub expected: usize,
-    /// By address. Empty where GPUs are simulated.
+    /// The GPUs by address. Empty where GPUs are simulated.
     #[serde(skip)]
     pub on_bus: BTreeMap<PciBusId, BusGpu>,
 }
 
-/// The kernel's data of a GPU on the PCI bus.
+/// The kernel's data on a GPU on the PCI bus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BusGpu {
     /// The kernel driver that is bound to it.
@@ -156,12 +157,12 @@ pub struct BusGpu {
     pub uuid: Option<GpuUuid>,
     pub model: Option<Arc<str>>,
     pub minor: Option<u32>,
-    /// The kernel driver is configured to ignore it.
+    /// Whether the kernel driver is configured to ignore it.
     pub excluded: bool,
 }
 
 impl Inventory {
-    /// A GPU that is not present keeps its number here, so one that is present takes precedence.
+    /// The GPU with this minor number. One that is not present keeps its number, so a present one takes precedence.
     pub fn by_minor(&self, minor: u32) -> Option<&Gpu> {
         let numbered = || self.gpus.values().filter(|gpu| gpu.minor == Some(minor));
         numbered().find(|gpu| gpu.present).or_else(|| numbered().next())
@@ -172,7 +173,7 @@ impl Inventory {
         !self.unserved.contains_key(uuid)
     }
 
-    /// A node has at most 16 GPUs, or a few more: no UUID has to be made to find one.
+    /// The GPU with this UUID. A node has few GPUs, so a search saves the allocation of a key.
     pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
         self.gpus.values().find(|gpu| gpu.uuid.as_str() == uuid)
     }
@@ -181,21 +182,21 @@ impl Inventory {
         self.gpus.values().find_map(|gpu| Some((gpu, gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == uuid)?)))
     }
 
-    /// The missing GPU of a MIG device that the kubelet has.
+    /// The missing GPU of a MIG device in the kubelet's list.
     pub fn missing_parent(&self, uuid: &str) -> Option<&GpuUuid> {
         self.missing
             .iter()
             .find_map(|(gpu, missing)| missing.mig_devices.iter().any(|mig| mig.as_str() == uuid).then_some(gpu))
     }
 
-    /// The modules of the node, each with its GPUs: a superchip with a CPU and one or two GPUs, or a board with one. GPUs
-    /// of one module have the same board serial and the same NUMA node, that of its CPU. Without a serial a GPU's module
-    /// is not known, unless the node has one GPU. A module is named by the lowest PCI bus id of its GPUs, which no other
-    /// module can have, whichever GPUs are lost.
+    /// The modules of the node, each with its GPUs: a superchip with a CPU and one or two GPUs, or a board with one.
+    /// GPUs of one module have the same board serial and the same NUMA node, that of its CPU. The module of a GPU
+    /// without a serial is unknown, unless the node has one GPU. The name of a module is the lowest PCI bus ID of its
+    /// GPUs, which no other module can have, whichever GPUs are lost.
     pub fn modules(&self) -> BTreeMap<&PciBusId, Vec<&Gpu>> {
         let mut by_bus_id: BTreeMap<&PciBusId, &Gpu> = BTreeMap::new();
         for gpu in self.gpus.values() {
-            // A GPU that was replaced stays listed beside the one in its place.
+            // A GPU that was replaced stays listed beside its replacement.
             if let Some(bus_id) = &gpu.pci_bus_id
                 && (gpu.present || !by_bus_id.contains_key(bus_id))
             {
@@ -228,7 +229,7 @@ impl BusGpu {
         self.kernel_driver.as_deref() == Some("nvidia")
     }
 
-    /// `nouveau`, `vfio-pci`
+    /// Whether another kernel driver has it, such as `nouveau` or `vfio-pci`.
     pub fn is_of_another_driver(&self) -> bool {
         self.kernel_driver.is_some() && !self.is_of_nvidia()
     }
@@ -245,17 +246,17 @@ impl fmt::Display for UnservedGpu {
 }
 
 impl Gpu {
-    /// A GPU that is not listed, with nothing known but its UUID.
+    /// A GPU that is not listed, of which only the UUID is known.
     pub fn not_present(uuid: GpuUuid) -> Self {
         Self { uuid, ..Self::default() }
     }
 
-    /// A GPU that the driver lists under this index, with nothing else known.
+    /// A GPU that the driver lists under this index, without other data.
     pub fn listed(uuid: GpuUuid, index: u32) -> Self {
         Self { index: Some(index), present: true, ..Self::not_present(uuid) }
     }
 
-    /// The sort key in a list for people: GPUs without an index last.
+    /// The sort key in lists that are shown: GPUs without an index are last.
     #[must_use]
     pub fn order(&self) -> (bool, Option<u32>) {
         (self.index.is_none(), self.index)
@@ -276,8 +277,7 @@ impl Gpu {
     }
 
     /// The part of the GPU that `slices` compute slices are. `None` where either number is unknown: models have seven
-    /// slices or four, so a guess would be wrong by almost a half. The fractions of a GPU's MIG devices never exceed it,
-    /// whatever slices the driver reports.
+    /// slices or four, so a guess would be wrong by almost a half. Those of a GPU's MIG devices add up to 1 at most.
     pub fn slice_fraction(&self, slices: u32) -> Option<f64> {
         let total = self.mig_slices.filter(|total| *total > 0 && slices > 0)?;
         let used: u32 = self.mig_devices.iter().map(|mig| mig.slices).sum();
@@ -285,7 +285,7 @@ impl Gpu {
     }
 }
 
-/// `3g.40gb` and `1c.3g.40gb` are of an instance with three slices.
+/// The slices of the profile's GPU instance: three for `3g.40gb` and `1c.3g.40gb`.
 fn profile_slices(profile: &str) -> Option<u32> {
     profile.split('.').find_map(|word| word.strip_suffix('g')?.parse().ok())
 }
@@ -294,7 +294,7 @@ fn profile_slices(profile: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// As the GPUs of a GB300 tray report themselves.
+    /// The values are those of the GPUs of a GB300 tray.
     #[test]
     fn gpus_of_one_board_and_numa_node_are_one_module() {
         let gpu = |uuid: &str, bus: &str, serial: Option<&str>, numa_node| Gpu {
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(modules(&tray[..2]), ["0018:06:00.0: b a"], "the name does not depend on other modules");
         let replaced = [tray[1].clone(), Gpu { present: true, ..gpu("e", "0018:06:00.0", Some("9"), Some(1)) }];
         assert_eq!(modules(&replaced), ["0018:06:00.0: e"]);
-        // One board with a CPU for each GPU.
+        // This is one board with a CPU for each GPU.
         let quad = [gpu("a", "0009:01:00.0", Some("1"), Some(0)), gpu("b", "0019:01:00.0", Some("1"), Some(1))];
         assert_eq!(modules(&quad), ["0009:01:00.0: a", "0019:01:00.0: b"]);
         let unknown = [gpu("a", "0009:01:00.0", None, Some(0)), gpu("b", "0019:01:00.0", None, Some(1))];

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// The state of the journal of allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalState {
-    /// Holdings written to disk, counted again for each update.
+    /// The number of holdings written to disk; each update counts.
     pub written: u64,
-    /// Failed writes, openings and checks.
+    /// The number of failed writes, openings and checks.
     pub errors: u64,
-    /// Holdings dropped because too many waited for the disk.
+    /// The number of holdings dropped because too many waited for the disk.
     pub dropped: u64,
-    /// Of the file; `None` while it is not open.
+    /// The size of the file; `None` while it is not open.
     pub size_bytes: Option<u64>,
     /// Why nothing is written, with a remedy.
     pub problem: Option<Arc<str>>,

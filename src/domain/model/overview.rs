@@ -1,4 +1,4 @@
-//! What page, `top` and metrics show of the devices, the resources and the node: part of each snapshot.
+//! The values of devices, resources and the node that page, `top` and metrics share: a part of each snapshot.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{GpuUuid, MigUuid, ResourceName};
 
-/// What the page and `top` show of a snapshot, computed once.
+/// The values that the page and `top` show of a snapshot, computed once.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Overview {
     /// Each GPU, followed by its MIG devices.
@@ -19,13 +19,13 @@ pub struct Overview {
 pub struct DeviceOverview {
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
-    /// `None` until the kubelet has answered.
+    /// Whether it can be allocated; `None` until the kubelet has answered.
     pub state: Option<DeviceState>,
-    /// `busy_ratio`.
+    /// How busy it is now: `summary::busy_ratio`.
     pub busy_ratio: Option<f64>,
-    /// Of a shared device.
+    /// The number of slots of a shared device.
     pub slots: Option<usize>,
-    /// Slots that a container can get: none of a device that is not healthy or not present.
+    /// The number of slots that a container can get; 0 for a device that is not healthy or not present.
     pub free_slots: Option<usize>,
 }
 
@@ -44,33 +44,33 @@ pub enum DeviceState {
     Unavailable,
 }
 
-/// Devices of one extended resource, of any vendor.
+/// The numbers of devices of one extended resource, of any vendor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResourceCount {
-    /// Healthy, by the kubelet's list.
+    /// The healthy devices in the kubelet's list.
     pub allocatable: usize,
-    /// `None` until the kubelet has answered.
+    /// The allocated devices; `None` until the kubelet has answered.
     pub allocated: Option<usize>,
-    /// What pods can still get: allocatable minus allocated, at least 0, without devices whose hardware is held under another
-    /// name.
+    /// The devices that pods can still get: allocatable minus allocated, at least 0, without those whose hardware is
+    /// held under another name.
     pub free: Option<usize>,
-    /// Allocated and no longer allocatable. The scheduler subtracts them twice, until their pods end.
+    /// The devices that are allocated, but not allocatable. The scheduler subtracts them twice, until their pods end.
     pub held_unhealthy: Option<usize>,
-    /// `None` where the bundled plugin does not serve it.
+    /// The unhealthy devices; `None` where the bundled plugin does not serve the resource.
     pub unhealthy: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeOverview {
     pub gpus: usize,
-    /// Of the GPUs, the sum of the fractions held; `None` where one is unknown.
+    /// The sum of the fractions of GPUs that are held; `None` where one is unknown.
     pub allocated_gpus: Option<f64>,
     pub free_gpus: usize,
     pub mig_devices: usize,
     pub free_mig_devices: usize,
     /// The mean of the GPUs whose `busy_ratio` is known.
     pub busy_ratio: Option<f64>,
-    /// How many GPUs these are.
+    /// The number of these GPUs.
     pub busy_known: usize,
 }
 
@@ -79,7 +79,7 @@ impl Overview {
         self.devices.iter().find(|device| device.gpu == *gpu && device.mig.as_ref() == mig)
     }
 
-    /// How many slots or MIG devices of it are free, and how many it has.
+    /// The number of its free slots or MIG devices, and of all of them.
     pub fn free_parts(&self, device: &DeviceOverview) -> Option<(usize, usize)> {
         if let Some(slots) = device.slots {
             return Some((device.free_slots?, slots));

@@ -5,9 +5,9 @@ use serde::Serialize;
 /// A pod label to show, and its name in Prometheus.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct PodLabel {
-    /// In Kubernetes: `app.kubernetes.io/name`.
+    /// The name in Kubernetes: `app.kubernetes.io/name`.
     pub key: String,
-    /// In Prometheus: `label_app_kubernetes_io_name`.
+    /// The name in Prometheus: `label_app_kubernetes_io_name`.
     pub name: &'static str,
 }
 
@@ -21,13 +21,13 @@ pub enum PodLabelError {
     TooMany(usize, usize),
 }
 
-/// Each is a label on every pod's series.
+/// The most labels: each is one on every pod's series.
 const MOST: usize = 32;
-/// Prefix 253, slash, name 63.
+/// The longest key: prefix 253, slash, name 63.
 const LONGEST_KEY: usize = 317;
 
 impl PodLabel {
-    /// Sorted, each key once.
+    /// The labels of these keys, sorted, each once.
     ///
     /// # Errors
     ///

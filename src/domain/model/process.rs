@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::{ContainerId, ContainerRef, Monotonic, PodLabel, PodRef, PodUid, SourceStatus, UnattributedReason};
 
-/// Identifies one process: process ids are reused.
+/// Identifies one process: process IDs are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ProcessKey {
-    /// In the host's PID namespace.
+    /// The process ID in the host's PID namespace.
     pub pid: u32,
-    /// Clock ticks after boot, from `/proc/<pid>/stat`.
+    /// The time of the start, in clock ticks after boot, from `/proc/<pid>/stat`.
     pub start_ticks: u64,
 }
 
@@ -23,16 +23,16 @@ pub enum Owner {
     Container(ContainerRef),
     /// A running pod, of which the container is unknown.
     Pod(PodRef),
-    /// In the cgroup of a pod that was listed and is no more, or that has finished.
+    /// A pod that is no longer listed, or that has finished: the process is in its cgroup.
     EndedPod {
         uid: PodUid,
-        /// While its name is known.
+        /// The pod's name, while it is known.
         pod: Option<PodRef>,
     },
-    /// Neither it nor an ancestor is in the cgroup of a pod: a daemon, a display server, a container that is not the
-    /// kubelet's.
+    /// The host: neither the process nor an ancestor is in the cgroup of a pod. It is a daemon, a display server or a
+    /// container of another program than the kubelet.
     Host,
-    /// The MPS server of a GPU that podmeter shares through MPS: its use counts as the holders'.
+    /// The MPS server of a GPU that podmeter shares by MPS: its use counts as that of the holders.
     MpsServer,
     Unknown(UnknownOwner),
 }
@@ -40,13 +40,13 @@ pub enum Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownOwner {
-    /// Not examined yet, or process attribution is off.
+    /// The process is not examined yet, or process attribution is off.
     NotResolved,
     /// It ended before it was examined.
     Gone,
     /// `/proc` could not be read or parsed.
     Unreadable,
-    /// In a pod, without pod-log directories and without the Pods API to name it.
+    /// It is in a pod whose name neither pod-log directories nor the Pods API give.
     NoNames,
 }
 
@@ -80,25 +80,25 @@ impl Owner {
     }
 }
 
-/// A process on a device, as last examined.
+/// A process on a device, by its last examination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Process {
-    /// `None`: it had ended before.
+    /// The identity; `None`: it had ended before.
     pub key: Option<ProcessKey>,
     pub owner: Owner,
-    /// Of a process that has the name of NVIDIA's MPS server: its parent, which has that of the control daemon, by its process ID in
-    /// its own namespace.
+    /// The control daemon of NVIDIA's MPS, if the process is a server of MPS and the daemon its parent, both by name:
+    /// the daemon's process ID in its PID namespace.
     pub mps_daemon: Option<u32>,
 }
 
 /// The processes on the devices and their owners.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProcessState {
-    /// Host process ids are visible, and process attribution is on.
+    /// Whether host process IDs are visible, and process attribution is on.
     pub enabled: bool,
-    /// What is missing, with a remedy: host process ids, or a source of pod names.
+    /// What is missing, with a remedy: host process IDs, or a source of pod names.
     pub problem: Option<Arc<str>>,
-    /// The processes on devices, by host process id.
+    /// The processes on devices, by host process ID.
     #[serde(skip_deserializing)]
     pub processes: BTreeMap<u32, Process>,
     /// The running pods with a known UID, by name.
@@ -107,11 +107,11 @@ pub struct ProcessState {
     /// The labels to show of each pod.
     #[serde(skip_deserializing)]
     pub pod_labels: Arc<[PodLabel]>,
-    /// `None` while not enabled.
+    /// The status of the scans; `None` while not enabled.
     pub collector: Option<SourceStatus>,
 }
 
-/// As a list: JSON keys are strings, and each identity has its pod's name.
+/// Writes a list: JSON keys are strings, and each identity has its pod's name.
 fn as_list<S: Serializer>(pods: &Arc<BTreeMap<PodRef, Arc<PodIdentity>>>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(pods.values())
 }
@@ -122,7 +122,7 @@ impl ProcessState {
         self.enabled && self.collector.as_ref().is_none_or(|collector| !collector.stuck)
     }
 
-    /// The owner of a process by its host process id.
+    /// The owner of a process by its host process ID.
     pub fn owner(&self, pid: u32) -> &Owner {
         const NOT_RESOLVED: &Owner = &Owner::Unknown(UnknownOwner::NotResolved);
         self.processes.get(&pid).map_or(NOT_RESOLVED, |process| &process.owner)
@@ -139,33 +139,33 @@ pub struct PodIdentity {
     pub runtime_uid: Option<PodUid>,
     /// The configured labels that it has. Empty where the source has no labels.
     pub labels: BTreeMap<Arc<str>, Arc<str>>,
-    /// Succeeded or failed: none of its containers runs.
+    /// Whether it succeeded or failed, so that none of its containers runs.
     pub terminal: bool,
-    /// Known names of containers, by id.
+    /// The known names of containers, by ID.
     pub containers: BTreeMap<ContainerId, Arc<str>>,
 }
 
 /// The kubelet's pods, from its Pods API.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PodDirectory {
-    /// The watch has sent all pods and is running. While false, `pods` may be old or empty, and other pods may run.
+    /// Whether the watch is running and has sent all pods. While false, `pods` may be old or empty, and others may run.
     pub complete: bool,
-    /// By the API server's UID.
+    /// The pods by the API server's UID.
     pub pods: BTreeMap<PodUid, Arc<PodIdentity>>,
     /// Why there are no pods, with a remedy. `None` for a kubelet without the API.
     pub problem: Option<Arc<str>>,
 }
 
-/// The pods that the names of the kubelet's log directories have.
+/// The pods in the names of the kubelet's log directories.
 #[derive(Clone, Debug, Default)]
 pub struct PodLogs {
-    /// When these were last known to be all; `None` before the first reading.
+    /// The time as of which the pods are complete; `None` before the first reading.
     pub as_of: Option<Monotonic>,
-    /// By the UID in the name. The directory of a removed pod remains for a while.
+    /// The pods by the UID in the name. The directory of a removed pod remains for a while.
     pub pods: Arc<BTreeMap<PodUid, PodRef>>,
-    /// Of the pods of one name, the one whose directory changed last.
+    /// The pod of each name whose directory changed last.
     pub latest: Arc<BTreeMap<PodRef, PodUid>>,
-    /// Why there are none: the directory cannot be read.
+    /// Why there are no pods: the directory cannot be read.
     pub problem: Option<Arc<str>>,
 }
 
@@ -179,7 +179,7 @@ impl PodLogs {
         self.as_of.is_none_or(|as_of| as_of < moment)
     }
 
-    /// The running pods by name: as the Pods API has them, or else as the log directories do.
+    /// The running pods by name, from the Pods API, or else from the log directories.
     pub fn running_pods(&self, directory: &PodDirectory) -> BTreeMap<PodRef, Arc<PodIdentity>> {
         if directory.complete || !self.is_read() {
             let running = directory.pods.values().filter(|identity| !identity.terminal);
@@ -196,7 +196,7 @@ impl PodLogs {
 }
 
 impl PodIdentity {
-    /// Whether the UID is the pod's, the API server's or the one in cgroups.
+    /// Whether the UID is the pod's: the API server's, or the one in cgroups.
     pub fn has_uid(&self, uid: &PodUid) -> bool {
         self.uid == *uid || self.runtime_uid.as_ref() == Some(uid)
     }
@@ -208,7 +208,7 @@ impl PodIdentity {
 }
 
 impl PodDirectory {
-    /// The pod with this UID, the API server's or the one in cgroups.
+    /// The pod with this UID: the API server's, or the one in cgroups.
     pub fn identity(&self, uid: &PodUid) -> Option<&Arc<PodIdentity>> {
         let in_cgroups = |identity: &&Arc<PodIdentity>| identity.runtime_uid.as_ref() == Some(uid);
         self.pods.get(uid).or_else(|| self.pods.values().find(in_cgroups))

@@ -27,14 +27,14 @@ pub struct DeviceReadings {
     /// The processes that had a context on the GPU at some time in the last minute.
     #[serde(skip)]
     pub recent_pids: BTreeSet<u32>,
-    /// A call on this GPU has not returned within the watchdog's limit.
+    /// Whether a call on this GPU has not returned within the watchdog's limit.
     pub stuck: bool,
-    /// The driver reports the GPU as lost, or returns an error for it.
+    /// Whether the driver reports the GPU as lost, or returns an error for it.
     pub lost: bool,
-    /// It is lost because the driver does not list it.
+    /// Whether it is lost because the driver does not list it.
     pub unlisted: bool,
-    /// The last credible value of the driver's energy counter, in millijoules. It falls when the GPU restarts, by a reset or
-    /// with the driver.
+    /// The last accepted value of the driver's energy counter, in millijoules. It falls when the GPU restarts, by a
+    /// reset or with the driver.
     #[serde(skip)]
     pub energy_counter: Option<u64>,
     /// The start of the pass under way.
@@ -61,20 +61,20 @@ pub struct DeviceTotals {
     pub through: Monotonic,
     pub busy_seconds: Option<f64>,
     pub memory_busy_seconds: Option<f64>,
-    /// encoder, decoder, jpeg, ofa
+    /// The busy seconds of `encoder`, `decoder`, `jpeg` and `ofa`.
     pub engine_busy_seconds: BTreeMap<&'static str, f64>,
     pub energy_joules: Option<f64>,
-    /// Of the whole module that the GPU is on: the integral of its power, which GPUs of the same module have in common.
+    /// The integral of the power of the whole module that the GPU is on, which all GPUs of the module report.
     pub module_energy_joules: Option<f64>,
-    /// Of a partitioned GPU, by GPU instance: seconds in which a kernel ran, or SM-seconds where only these are known.
-    /// Only instances of the last pass; one that reappears restarts at 0. Empty on a whole GPU.
+    /// The seconds in which a kernel ran, by GPU instance of a partitioned GPU, or SM-seconds where only these are
+    /// known. Only instances of the last pass; one that reappears restarts at 0. Empty on a whole GPU.
     #[serde(skip)]
     pub instance_busy_seconds: BTreeMap<u32, f64>,
-    /// Time that no sample covers: the gaps, and time in a session with neither samples nor a rate.
+    /// The time that no sample covers: the gaps, and time in a session with neither samples nor a rate.
     pub uncovered_seconds: f64,
     #[serde(skip)]
     pub gaps: ReadingGaps,
-    /// By pid: the SM use of each process. `None` while the driver has no values, as always on a partitioned GPU. A
+    /// The SM use of each process, by PID. `None` while the driver has no values, as always on a partitioned GPU. A
     /// process that is not listed has not been active for a minute.
     ///
     /// These are weights to compare with each other, not parts of the device's busy seconds: processes run at the same
@@ -85,7 +85,7 @@ pub struct DeviceTotals {
 }
 
 impl DeviceTotals {
-    /// `through`; `None` before the GPU's first pass.
+    /// The time of the last pass, `through`; `None` before the GPU's first pass.
     pub fn last_pass(&self) -> Option<Monotonic> {
         Some(self.through).filter(|through| *through > Monotonic::default())
     }
@@ -95,9 +95,9 @@ impl DeviceTotals {
 /// or the reader was replaced. Sums since the agent first read the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReadingGaps {
-    /// Part of `DeviceTotals::uncovered_seconds`.
+    /// The length of the gaps, a part of `DeviceTotals::uncovered_seconds`.
     pub seconds: f64,
-    /// Part of `DeviceTotals::energy_joules`: of gaps that the driver's energy counter spans.
+    /// The energy of the gaps that the driver's energy counter spans, a part of `DeviceTotals::energy_joules`.
     pub energy_joules: f64,
     /// The end of the last gap: the first pass after it.
     pub until: Monotonic,
@@ -106,79 +106,78 @@ pub struct ReadingGaps {
 /// The SM use of one process on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProcessSmSeconds {
-    /// Share of the SMs' time, 0 to 1, integrated over time. Never falls.
+    /// The part of the SMs' time, 0 to 1, integrated over time. It never falls.
     pub sm_seconds: f64,
     /// The last pass in which it was active.
     pub last_active: Monotonic,
 }
 
-/// Read every ten seconds, and every second while somebody watches the GPU.
+/// The readings of the fast tier: every ten seconds, and every second while the GPU is watched.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fast {
-    /// The part of the last ten seconds read in which a kernel ran, 0 to 1. In a reader's pass, and in the first after a gap,
-    /// that of the driver's last sample; so is each utilization.
+    /// The part of the last ten seconds read in which a kernel ran, 0 to 1. In a reader's pass, and in the first one
+    /// after a gap, it is that of the driver's last sample; so is each utilization.
     pub utilization_ratio: Option<f64>,
-    /// Of a partitioned GPU, by GPU instance; SM activity where only that is known.
+    /// The utilization by GPU instance of a partitioned GPU; SM activity where only that is known.
     #[serde(skip)]
     pub instance_utilization_ratios: BTreeMap<u32, f64>,
     pub power_watts: Option<f64>,
-    /// Of the whole module that the GPU is on, with its CPU and its other GPU. GPUs of the same module read the same
-    /// quantity.
+    /// The power of the whole module that the GPU is on, with its CPU and its other GPU, which reads the same.
     pub module_power_watts: Option<f64>,
 }
 
-/// Read every fifteen seconds.
+/// The readings of the medium tier: every fifteen seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Medium {
     pub memory: Option<MemoryUse>,
     pub gpu_temperature_celsius: Option<f64>,
     pub memory_temperature_celsius: Option<f64>,
-    /// Degrees below the slowdown limit.
+    /// The degrees below the slowdown limit.
     pub temperature_margin_celsius: Option<f64>,
     pub power_limit_watts: Option<f64>,
-    /// The limit that an administrator set; a lower limit of another source may be enforced.
+    /// The limit that an administrator set; a lower limit of another source may apply.
     #[serde(skip)]
     pub power_limit_requested_watts: Option<f64>,
     pub clocks: Clocks,
-    /// Seconds by reason, since the driver was loaded, monotonic.
+    /// The throttled seconds by reason, since the driver was loaded, monotonic.
     #[serde(skip_deserializing)]
     pub throttled_seconds: BTreeMap<&'static str, f64>,
-    /// Seconds of the driver's performance policies, which `throttled_seconds` does not have: `thermal`, `board_limit`,
+    /// The seconds of the driver's performance policies that `throttled_seconds` lacks: `thermal`, `board_limit`,
     /// `low_utilization`, `reliability`. For `/metrics/dcgm` only.
     #[serde(skip)]
     pub policy_violation_seconds: BTreeMap<&'static str, f64>,
-    /// Every known reason, true when active. Empty where the driver has none.
+    /// Every reason that the driver has, true when active.
     #[serde(skip_deserializing)]
     pub clock_events: BTreeMap<&'static str, bool>,
-    /// By reason that the driver has had: the readings of the last five minutes in which it was active.
+    /// The number of readings of the last five minutes in which each reason was active.
     #[serde(skip)]
     pub clock_event_samples: BTreeMap<&'static str, u64>,
-    /// By reason that the driver has had: how often it became active between two readings since the agent started.
+    /// How often each reason became active between two readings since the agent started.
     #[serde(skip)]
     pub clock_event_starts: BTreeMap<&'static str, u64>,
     pub performance_state: Option<u32>,
-    /// By fan number.
+    /// The speed of each fan, by its number.
     pub fan_speed_ratios: Vec<f64>,
     pub gpm: GpmRatios,
     #[serde(skip_deserializing)]
     pub rates: Rates,
-    /// GPM 248 and 249.
+    /// The SM cycles, GPM 248; the next is GPM 249.
     pub sm_cycles: Option<f64>,
     pub sm_active_cycles: Option<f64>,
-    /// GPM 250 to 254 and 257 to 260, cumulative: tensor (any of its kinds), dmma, hmma, imma, dfma, int, fp64, fp32,
-    /// fp16.
+    /// The cumulative cycles of the pipes, GPM 250 to 254 and 257 to 260: tensor (any of its kinds), dmma, hmma, imma,
+    /// dfma, int, fp64, fp32, fp16.
     #[serde(skip)]
     pub pipe_cycles: BTreeMap<&'static str, f64>,
-    /// Of a partitioned GPU.
+    /// The readings of the GPU instances of a partitioned GPU.
     pub instances: Vec<InstanceReading>,
-    /// Processes with a context on the GPU, active or not, by pid. `None`: unknown.
+    /// The processes with a context on the GPU, active or not, by PID. `None`: unknown.
     #[serde(skip)]
     pub processes: Option<Vec<DeviceProcess>>,
     /// The NVML call that lists SM use by process; `none` where both calls list no process of a busy GPU. `None` while
     /// unknown.
     pub process_utilization_source: Option<Cow<'static, str>>,
-    /// passthrough or vgpu, in a virtual machine; host_vgpu or host_vsga, on a host of virtual machines. `None` on bare
-    /// metal.
+    /// The mode: passthrough or vgpu, in a virtual machine; host_vgpu or host_vsga, on a host of virtual machines.
+    /// `None` on bare metal.
     #[serde(skip_deserializing)]
     pub virtualization: Option<&'static str>,
 }
@@ -186,25 +185,25 @@ pub struct Medium {
 /// Current rates of the device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Share of the last ten seconds read in which memory was read or written, 0 to 1.
+    /// The part of the last ten seconds read in which memory was read or written, 0 to 1.
     pub memory_utilization_ratio: Option<f64>,
-    /// encoder, decoder, jpeg, ofa: 0 to 1, in the last ten seconds read.
+    /// The utilization of `encoder`, `decoder`, `jpeg` and `ofa` in the last ten seconds read, 0 to 1.
     pub engine_utilization_ratios: BTreeMap<&'static str, f64>,
     pub traffic: Traffic,
-    /// NVLink 0 alone, transmitted and received, over the time since the last slow pass.
+    /// The bytes of NVLink 0 alone, transmitted and received, over the time since the last slow pass.
     #[serde(skip)]
     pub link0_bytes_per_second: Option<f64>,
 }
 
-/// Bytes a second, over the time since the last medium pass (GPM), or since the last slow one (counters).
+/// The bytes a second over the time since the last medium pass (GPM), or since the last slow one (counters).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Traffic {
     pub pcie_transmitted: Option<f64>,
     pub pcie_received: Option<f64>,
-    /// All links.
+    /// The bytes of all links.
     pub nvlink_transmitted: Option<f64>,
     pub nvlink_received: Option<f64>,
-    /// To and from the CPU over NVLink-C2C, with protocol overhead.
+    /// The bytes to and from the CPU over NVLink-C2C, with protocol overhead.
     pub c2c_transmitted: Option<f64>,
     pub c2c_received: Option<f64>,
 }
@@ -227,13 +226,13 @@ impl Traffic {
 /// A process with a compute, graphics or MPS context on a GPU; on a partitioned GPU once for each MIG device it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceProcess {
-    /// The driver's number: the host's where podmeter is in the host's PID namespace, possibly another where it is not.
+    /// The driver's process ID: the host's if podmeter is in the host's PID namespace, else possibly another one.
     pub pid: u32,
-    /// `None` outside MIG.
+    /// The GPU instance; `None` outside MIG.
     pub gpu_instance: Option<u32>,
     pub compute_instance: Option<u32>,
-    /// Device memory in use. The sum over processes is less than the device's used memory, which includes contexts and
-    /// the driver. `None`: unknown.
+    /// The device memory in use. The sum over processes is less than the device's used memory, which includes contexts
+    /// and the driver. `None`: unknown.
     pub memory_bytes: Option<u64>,
 }
 
@@ -244,7 +243,7 @@ pub struct GpmRatios {
     pub sm_active: Option<f64>,
     pub sm_occupancy: Option<f64>,
     pub dram_active: Option<f64>,
-    /// tensor, hmma, imma, dfma, fp64, fp32, fp16, int
+    /// The activity of the pipes: tensor, hmma, imma, dfma, fp64, fp32, fp16, int.
     #[serde(skip_deserializing)]
     pub pipes: BTreeMap<&'static str, f64>,
 }
@@ -259,7 +258,7 @@ pub struct InstanceReading {
     pub gpm: GpmRatios,
 }
 
-/// used + free + reserved = total.
+/// The use of memory: used + free + reserved = total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
     pub used: u64,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Monotonic;
 
-/// How many events there were in the last five minutes, in bounded memory. Time is an argument.
+/// Counts the events of the last five minutes, in bounded memory. Time is an argument.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecentCount {
     /// The time of the first event of each step, and the events of that step.
@@ -13,12 +13,12 @@ pub struct RecentCount {
 }
 
 impl RecentCount {
-    /// dcgm-exporter's default.
+    /// The window, which is dcgm-exporter's default.
     pub const WINDOW: Duration = Duration::from_secs(300);
     /// Events closer together than this end their time in the window together.
     const STEP: Duration = Duration::from_secs(5);
 
-    /// Events that are reported late count as of the last ones before them.
+    /// Adds events; those that are reported late count at the time of the last ones.
     pub fn add(&mut self, at: Monotonic, events: u64) {
         match self.steps.back_mut() {
             Some((began, count)) if at.since(*began) < Self::STEP => *count = count.saturating_add(events),

@@ -1,11 +1,11 @@
-//! How much of the newest ten seconds that were read something was active: what "now" means everywhere.
+//! The active part of the last ten seconds that were read, which is what "now" means everywhere.
 
 use std::collections::VecDeque;
 
-/// A mean over the newest ten seconds that were read. Time that was not read is no part of it.
+/// A mean over the last ten seconds that were read. Time that was not read is no part of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecentRatio {
-    /// Seconds that were read, and the active ones of them; the oldest first.
+    /// The seconds that were read and the active ones of them, of each interval, the oldest first.
     intervals: VecDeque<(f64, f64)>,
 }
 
@@ -25,8 +25,8 @@ impl RecentRatio {
         }
     }
 
-    /// 0 to 1; `None` before the first interval. Of the oldest interval its part in the window; the newest counts whole, also
-    /// where it is longer.
+    /// The mean, 0 to 1; `None` before the first interval. The oldest interval counts as far as it is in the window,
+    /// the newest as a whole, also where it is longer.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
         let (mut seconds, mut active) = (0.0, 0.0);

@@ -5,38 +5,38 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-/// Read every minute.
+/// The readings of the slow tier: every minute.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Slow {
     pub ecc: Vec<EccLocation>,
-    /// Over the board's lifetime.
+    /// The corrected errors over the board's lifetime.
     pub ecc_lifetime_corrected: Option<u64>,
-    /// Over the board's lifetime.
+    /// The uncorrected errors over the board's lifetime.
     pub ecc_lifetime_uncorrected: Option<u64>,
     pub row_remap: Option<RowRemap>,
-    /// Banks by availability: max, high, partial, low, none.
+    /// The number of banks by availability: max, high, partial, low, none.
     pub row_remap_banks: BTreeMap<&'static str, u64>,
-    /// Bank remaps: active, inactive. On Rubin and newer.
+    /// The number of bank remaps: active, inactive. On Rubin and newer.
     pub bank_remaps: BTreeMap<&'static str, u64>,
-    /// Groups of banks by the spare ones they have left: max, none.
+    /// The number of bank groups by the spare banks left: max, none.
     pub bank_remap_groups: BTreeMap<&'static str, u64>,
     pub bank_remap_pending: Option<bool>,
-    /// Pages by cause: single_bit, double_bit.
+    /// The number of pages by cause: single_bit, double_bit.
     pub retired_pages: BTreeMap<&'static str, u64>,
     pub retired_pages_pending: Option<bool>,
     pub pcie: Pcie,
     pub nvlink: NvLink,
     pub c2c: C2c,
     pub fabric: Option<FabricState>,
-    /// NVML field 230, by number.
+    /// The number of the recovery action, NVML field 230.
     pub recovery_action: Option<u32>,
-    /// False on a GPU without vGPU licensing, too.
+    /// Whether vGPU is licensed; false also on a GPU without vGPU licensing.
     #[serde(skip)]
     pub vgpu_licensed: Option<bool>,
 }
 
 impl Slow {
-    /// Rows or banks wait for a reset of the GPU. `None`: unknown.
+    /// Whether rows or banks wait for a reset of the GPU. `None`: unknown.
     pub fn remap_pending(&self) -> Option<bool> {
         let rows = self.row_remap.map(|remap| remap.pending);
         rows.into_iter().chain(self.bank_remap_pending).reduce(|rows, banks| rows || banks)
@@ -73,11 +73,11 @@ pub struct Pcie {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NvLink {
-    /// Sums over all links, those that went down included. A reader sets the sums of bytes only where no link has its own.
+    /// The sums over all links, including those that are down. A reader sets sums of bytes only where links have none.
     pub transmitted_bytes: Option<f64>,
     pub received_bytes: Option<f64>,
     pub errors: BTreeMap<&'static str, u64>,
-    /// The driver's own sums over all links: crc_flit, crc_data, replay, recovery (fields 38, 45, 52, 59), and of NVLink 5
+    /// The driver's sums over all links: crc_flit, crc_data, replay, recovery (fields 38, 45, 52, 59), and of NVLink 5
     /// recovery_successful (field 213).
     #[serde(skip)]
     pub error_sums: BTreeMap<&'static str, u64>,
@@ -102,30 +102,30 @@ pub struct C2c {
     pub enabled: Option<bool>,
     pub active_links: Option<u32>,
     pub inactive_links: Option<u32>,
-    /// The highest of all active links together.
+    /// The maximum of all active links in total.
     pub bytes_per_second_max: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FabricState {
-    /// not_supported, not_started, in_progress, completed, failed
+    /// The state: not_supported, not_started, in_progress, completed or failed.
     pub state: &'static str,
-    /// `None`: the GPU is in no domain, as on a single node. The driver then has an all-zero cluster UUID, or no state
-    /// `completed`.
+    /// The domain; `None`: the GPU is in none, as on a single node. The driver then reports an all-zero cluster UUID,
+    /// or another state than `completed`.
     pub domain: Option<FabricDomain>,
-    /// Of the conditions that the driver supports; each is a fault or a limit where true.
+    /// The conditions that the driver supports; each is a fault or a limit where it is true.
     pub conditions: BTreeMap<&'static str, bool>,
     /// Why the configuration is incorrect, where it is: `insufficient_nvlinks`.
     pub incorrect_configuration: Option<&'static str>,
-    /// As the driver gives it; the conditions are parts of it.
+    /// The driver's health mask, of which the conditions are parts.
     #[serde(skip)]
     pub health_mask: Option<u32>,
-    /// 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
+    /// The driver's health summary: 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
     #[serde(skip)]
     pub health_summary: Option<u8>,
 }
 
-/// The NVLink domain (a rack) and, in it, the clique: GPUs with the same of both reach each other over NVLink.
+/// The NVLink domain (a rack) and the clique in it: GPUs with the same domain and clique reach each other over NVLink.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct FabricDomain {
     pub cluster_uuid: Arc<str>,

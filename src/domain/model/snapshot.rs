@@ -14,10 +14,10 @@ use super::{
     UnallocatedUse, Unattributed, UnixSeconds,
 };
 
-/// The state that metrics, page and API are made from. Published by the agent alone, immutable.
+/// The immutable state from which metrics, page and API are made. Only the agent publishes it.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Rises with each publication.
+    /// The number of the publication, which rises with each.
     pub sequence: u64,
     pub at: Moment,
     pub started: UnixSeconds,
@@ -25,38 +25,38 @@ pub struct Snapshot {
     pub hardware: Arc<HardwareState>,
     pub kubelet: Arc<KubeletState>,
     pub health: Arc<HealthState>,
-    /// `None` while the bundled device plugin is off.
+    /// The state of the bundled device plugin; `None` while it is off.
     pub plugin: Option<Arc<PluginState>>,
     /// The owners of the processes on the devices. `None` without process attribution.
     pub processes: Option<Arc<ProcessState>>,
     /// The use of devices by current and former holders.
     pub accounts: Vec<Account>,
-    /// Use that is no container's, by GPU.
+    /// The unattributed use, by GPU.
     pub unattributed: Vec<Unattributed>,
     pub unallocated_uses: Vec<UnallocatedUse>,
-    /// XIDs attributed to containers.
+    /// The XIDs attributed to containers.
     pub container_xids: Vec<ContainerXid>,
-    /// How often shares did not add up to their device. Every quantity is there once the agent runs.
+    /// How often shares did not add up to their device. It has every quantity once the agent runs.
     pub violations: BTreeMap<DividedQuantity, u64>,
-    /// Of the series of containers on a page.
+    /// The limit on the containers' series of a page.
     pub series_limit: Option<usize>,
-    /// Series left off the page by reason: ended, held. Every reason is there once the agent runs.
+    /// The number of series left off the page by reason: ended, held. It has every reason once the agent runs.
     pub series_dropped: BTreeMap<&'static str, u64>,
     pub unresolved: Vec<UnresolvedDevices>,
     /// The devices of DRA claims that were joined to hardware, by `ClaimDevice::key`.
     pub claim_gpus: Vec<ClaimGpu>,
-    /// Hardware against the kubelet, one per resource whose ids name whole GPUs or MIG devices.
+    /// The differences between hardware and kubelet, one per resource whose IDs name whole GPUs or MIG devices.
     pub drift: Vec<InventoryDrift>,
-    /// Of each resource the allocatable devices whose hardware is held under another name.
+    /// The number of each resource's allocatable devices whose hardware is held under another name.
     pub unavailable: BTreeMap<ResourceName, usize>,
-    /// Durations of scrapes.
+    /// The durations of scrapes.
     pub scrape_durations: DurationHistogram,
-    /// Durations of NVML calls, by call. Empty unless configured.
+    /// The durations of NVML calls, by call. Empty unless configured.
     pub nvml_call_durations: BTreeMap<&'static str, DurationHistogram>,
     pub process: SelfUse,
-    /// Log lines dropped because standard error was blocked.
+    /// The number of log lines dropped because standard error was blocked.
     pub log_lines_dropped: u64,
-    /// `None` without a journal of allocations.
+    /// The state of the journal of allocations; `None` without one.
     pub journal: Option<JournalState>,
     pub config_reload: Option<ConfigReload>,
     pub overview: Overview,
@@ -72,8 +72,7 @@ impl Snapshot {
         self.accounts.iter().filter(holds).map(|account| &account.container)
     }
 
-    /// The UID of a container's pod, as in cgroups: that of its allocation, else what is known now of the pod that is
-    /// listed.
+    /// The UID of a container's pod in cgroups: that of its allocation, else that of the pod that is listed now.
     pub fn pod_uid<'a>(&'a self, container: &'a ContainerRef) -> Option<&'a PodUid> {
         let listed = || self.kubelet.allocations.as_ref()?.pod(&container.pod_ref())?.uid.as_ref();
         container.pod_uid.as_ref().or_else(listed)
@@ -85,7 +84,7 @@ impl Snapshot {
         self.claim_gpus.get(position)
     }
 
-    /// The DRA claim by which a container holds a device; `None` where it holds it by a device plugin.
+    /// The DRA claim by which a container holds a device; `None` where a device plugin allocated it.
     pub fn claim_of(&self, account: &Account) -> Option<(&ClaimDevice, &ClaimGpu)> {
         let own = self.kubelet.allocations.as_ref()?.container(&account.container)?;
         if own.reference != account.container {
@@ -118,32 +117,32 @@ pub struct HardwareState {
     pub inventory: Arc<Inventory>,
     /// How often the driver has been opened.
     pub sessions: u64,
-    /// Certain loads of the driver since podmeter started: 1 from the first opening on. Closing and opening is not a
+    /// The certain loads of the driver since podmeter started, 1 from the first opening on; opening it again is no
     /// load.
     pub driver_loads: u64,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    /// By the name of the module, since the agent first read a GPU of it. It never falls.
+    /// The energy of each module, by its name, since the agent first read a GPU of it. It never falls.
     #[serde(skip)]
     pub module_energy_joules: BTreeMap<PciBusId, f64>,
-    /// From sysfs; `None` where it cannot be read.
+    /// The GPUs on the PCI bus, from sysfs; `None` where it cannot be read.
     pub node_devices: Option<NodeDevices>,
     /// Why there is no data, with a remedy; `None` while the driver answers.
     pub problem: Option<Arc<str>>,
-    /// By tier: fast, medium, slow; and events, where the driver has them.
+    /// The status of each tier (fast, medium, slow), and of events, where the driver has them.
     #[serde(skip_deserializing)]
     pub collectors: BTreeMap<&'static str, SourceStatus>,
-    /// By call, by code.
+    /// The number of failed calls by call, then by code.
     #[serde(skip)]
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
-    /// Readings removed because they were outside the range of their quantity. Has every quantity.
+    /// The number of readings removed because they were outside the range of their quantity. It has every quantity.
     #[serde(skip)]
     pub implausible_readings: BTreeMap<&'static str, u64>,
-    /// The driver was released on request.
+    /// The release, while the driver is released on request.
     pub released: Option<Released>,
 }
 
 impl HardwareState {
-    /// The driver, for people.
+    /// The driver in words.
     pub fn driver_words(&self) -> String {
         match (&self.inventory.driver, self.source) {
             (Some(driver), HardwareSource::Simulated) => format!("simulated driver {}", driver.driver_version),
@@ -162,14 +161,14 @@ impl HardwareState {
     }
 }
 
-/// The driver is closed until `until`, or until a resume is requested.
+/// A release: the driver is closed until `until`, or until a resume is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Released {
     pub since: Moment,
     pub until: Moment,
 }
 
-/// Until the container runtime runs, a kubelet that has just started lists no pod, for at most this long.
+/// The longest time for which a kubelet that has just started lists no pod, until the container runtime runs.
 pub const LISTS_NONE_AT_START: Duration = Duration::from_secs(30);
 
 /// The state of the kubelet client.
@@ -178,31 +177,31 @@ pub struct KubeletState {
     /// The accepted allocations; `None` until the kubelet has answered once.
     #[serde(skip_deserializing)]
     pub allocations: Option<Arc<Allocations>>,
-    /// Pods that the kubelet may still reject: no holders yet, and nothing of theirs is given to others.
+    /// The pods that the kubelet may still reject: they are no holders yet, but their devices are not given to others.
     #[serde(skip)]
     pub unconfirmed: Vec<Pod>,
-    /// When the call ended that last confirmed the accepted allocations; its age grows while the kubelet is away.
+    /// The end of the call that last confirmed the accepted allocations, however long ago.
     pub allocations_at: Option<Moment>,
-    /// False after a (re)connect until two equal answers with a second between them.
+    /// Whether there were two equal answers with a second between them since the last (re)connect.
     pub settled: bool,
     #[serde(skip_deserializing)]
     pub allocatable: Option<Arc<Allocatable>>,
-    /// When the call for it began.
+    /// The start of the call for it.
     pub allocatable_at: Option<Moment>,
-    /// The device ids of the kubelet's checkpoint, as it was when podmeter or the kubelet started.
+    /// The device IDs in the kubelet's checkpoint when podmeter or the kubelet started.
     #[serde(skip)]
     pub checkpoint: Option<Arc<BTreeMap<ResourceName, BTreeSet<DeviceId>>>>,
-    /// Those of them that containers held.
+    /// The IDs of the checkpoint that containers held.
     #[serde(skip)]
     pub held_in_checkpoint: Arc<BTreeSet<(ResourceName, DeviceId)>>,
-    /// The last answer was over the size limit.
+    /// Whether the last answer was over the size limit.
     pub truncated: bool,
     /// Why the last call failed, with a remedy; `None` after a success.
     pub problem: Option<Arc<str>>,
     pub collector: SourceStatus,
     #[serde(skip)]
     pub counters: KubeletCounters,
-    /// How many files of DRA drivers cannot be read or parsed, by source. `None` where no claim is listed.
+    /// The number of files of DRA drivers that cannot be read or parsed, by source. `None` where no claim is listed.
     #[serde(skip_deserializing)]
     pub unreadable_claim_files: Option<Arc<BTreeMap<&'static str, u64>>>,
 }
@@ -222,15 +221,15 @@ impl KubeletState {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KubeletCounters {
-    /// By method of the PodResources API.
+    /// The durations of calls, by method of the PodResources API.
     pub durations: BTreeMap<&'static str, DurationHistogram>,
-    /// By method, by code.
+    /// The number of failed calls, by method, then by code.
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
-    /// By `Trigger` of `kubelet`.
+    /// The number of calls by `Trigger` of `kubelet`.
     pub triggers: BTreeMap<&'static str, u64>,
 }
 
-/// Devices whose id could not be joined to hardware.
+/// The devices whose ID could not be joined to hardware.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnresolvedDevices {
     pub resource: ResourceName,
@@ -238,18 +237,18 @@ pub struct UnresolvedDevices {
     pub devices: usize,
 }
 
-/// Differences between the hardware and the kubelet's list of one resource. Named as the metric's label values: what the
-/// plugin of the resource advertises is taken to be the hardware.
+/// The differences between the hardware and the kubelet's list of one resource. The names are the metric's label
+/// values, in which the hardware counts as what the plugin of the resource advertises.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct InventoryDrift {
     pub resource: ResourceName,
-    /// Devices of this resource that the kubelet does not list as allocatable.
+    /// The number of devices of this resource that the kubelet does not list as allocatable.
     pub advertised_not_allocatable: usize,
-    /// Allocatable ids without hardware.
+    /// The number of allocatable IDs without hardware.
     pub allocatable_not_advertised: usize,
 }
 
-/// The agent's own process.
+/// The resource use of the agent's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SelfUse {
     pub cpu_seconds: Option<f64>,

@@ -1,4 +1,4 @@
-//! Whether a source is read.
+//! The status of a source.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Moment;
 
-/// One source: a tier of the hardware or its events, the kubelet, the processes.
+/// The status of one source: a tier of the hardware or its events, the kubelet, the processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SourceStatus {
     pub success: bool,

@@ -8,7 +8,7 @@ use super::{
     Snapshot,
 };
 
-/// How many slots each shared device has.
+/// The number of slots of each shared device.
 pub type SlotCounts = BTreeMap<(GpuUuid, Option<MigUuid>), usize>;
 
 impl Overview {
@@ -61,8 +61,8 @@ fn device(
     }
 }
 
-/// Busy now: the part of the last ten seconds read in which a kernel ran, 0 to 1. Of a MIG device by the activity of its
-/// GPU instance; of a GPU with MIG devices their sum by slices. `None`: unknown.
+/// How busy a device is now: the part of the last ten seconds read in which a kernel ran, 0 to 1. For a MIG device it
+/// is the activity of its GPU instance; for a GPU with MIG devices their sum by slices. `None`: unknown.
 pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&MigDevice>) -> Option<f64> {
     let fast = &readings?.fast.as_ref()?.value;
     let of_part =
@@ -77,8 +77,7 @@ pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&Mig
     }
 }
 
-/// The parts of its device, the GPU or MIG device, that a holder holds and keeps busy now, each 0 to 1. `None`: unknown,
-/// or no holder.
+/// The parts of the device that a holder holds and keeps busy now, each 0 to 1. `None`: unknown, or no holder.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceParts {
     pub held: Option<f64>,
@@ -98,7 +97,7 @@ pub fn parts_of_device(inventory: &Inventory, account: &Account) -> DeviceParts 
     DeviceParts { held: part(holding.fraction), busy: part(account.gpu_utilization_ratio) }
 }
 
-/// Where holders' use is divided equally: why, and the remedy.
+/// Why holders' use is divided equally, with the remedy; `None` where it is not.
 pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) -> Option<String> {
     let mut holdings = accounts.iter().filter_map(|account| account.holding.as_ref());
     let why = match processes.is_some_and(|processes| processes.enabled) {
@@ -109,7 +108,7 @@ pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) ->
     is_divided.then(|| format!("the use of shared devices is divided equally among their holders: {why}"))
 }
 
-/// The part of each GPU that is allocated, 0 to 1. Without those of which a fraction is unknown; empty until the kubelet has
+/// The allocated part of each GPU, 0 to 1; without GPUs of which a fraction is unknown; empty until the kubelet has
 /// answered.
 pub fn allocated_ratios(snapshot: &Snapshot) -> BTreeMap<&GpuUuid, f64> {
     if snapshot.kubelet.allocations.is_none() {
@@ -127,7 +126,7 @@ pub fn allocated_ratios(snapshot: &Snapshot) -> BTreeMap<&GpuUuid, f64> {
 }
 
 impl ResourceCount {
-    /// Every resource that the kubelet has; empty until it has reported what is allocatable.
+    /// Every resource in the kubelet's lists; empty until it has reported what is allocatable.
     pub fn all(snapshot: &Snapshot) -> BTreeMap<ResourceName, Self> {
         let Some(allocatable) = snapshot.kubelet.allocatable.as_deref() else { return BTreeMap::new() };
         let held = snapshot.kubelet.allocations.as_deref().map(Allocations::held_devices);
@@ -150,7 +149,7 @@ impl ResourceCount {
     }
 }
 
-/// The bundled plugin's state of a resource that it is registered for.
+/// The bundled plugin's state of a resource, if it is registered for it.
 pub fn served<'a>(snapshot: &'a Snapshot, resource: &ResourceName) -> Option<&'a PluginResource> {
     snapshot.plugin.as_ref()?.resources.get(resource).filter(|ours| ours.registered)
 }

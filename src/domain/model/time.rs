@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Time since the agent started. Never steps.
+/// The time since the agent started, which never steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Monotonic(Duration);
@@ -22,7 +22,7 @@ impl Monotonic {
         Self(Duration::from_millis(milliseconds))
     }
 
-    /// Zero when `earlier` is later.
+    /// The time since `earlier`; zero when that is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
@@ -42,7 +42,7 @@ impl std::ops::Add<Duration> for Monotonic {
     }
 }
 
-/// Seconds since 1970-01-01 UTC. May step: subtracted only for ages that people read and for times kept over a restart.
+/// The seconds since 1970-01-01 UTC. They may step: subtracted only for shown ages and for times kept across a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UnixSeconds(pub f64);
@@ -55,7 +55,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Of another time, as far as the wall clock has not been set between the two.
+    /// The Unix time of another moment, provided that the wall clock was not set between the two.
     #[must_use]
     pub fn unix_at(self, at: Monotonic) -> UnixSeconds {
         let later = at.since(self.monotonic).as_secs_f64() - self.monotonic.since(at).as_secs_f64();
@@ -71,8 +71,8 @@ pub struct DurationHistogram {
 }
 
 impl DurationHistogram {
-    /// Upper bounds in seconds: 250 µs (a local gRPC call) to 12.5 s (above every deadline), none a whole number: `le`
-    /// of one is `1` in text 0.0.4 and `1.0` in the other formats.
+    /// The upper bounds in seconds: 250 µs (a local gRPC call) to 12.5 s (above every deadline), none a whole number:
+    /// `le` of one is `1` in text 0.0.4 and `1.0` in the other formats.
     pub const BOUNDS: [f64; 10] = [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25, 1.25, 12.5];
 
     pub fn observe(&mut self, duration: Duration) {
@@ -90,7 +90,7 @@ impl DurationHistogram {
         self.counts.iter().sum()
     }
 
-    /// (upper bound, observations in that bucket alone); the last bound is infinite.
+    /// The buckets as (upper bound, observations in that bucket alone); the last bound is infinite.
     pub fn buckets(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         Self::BOUNDS.iter().copied().chain([f64::INFINITY]).zip(self.counts.iter().copied())
     }

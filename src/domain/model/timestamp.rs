@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::UnixSeconds;
 
-/// `2026-11-21T10:41:07Z`; as `{:.6}` with microseconds.
+/// A time as `2026-11-21T10:41:07Z`; `{:.6}` adds microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timestamp(pub UnixSeconds);
 
@@ -27,7 +27,7 @@ impl std::fmt::Display for Timestamp {
     }
 }
 
-/// What RFC 3339 can write ends here.
+/// The end of the times that RFC 3339 can write.
 const END_OF_9999: Duration = Duration::from_secs(253_402_300_800);
 
 impl Serialize for Timestamp {

@@ -1,4 +1,4 @@
-//! Use of devices that is no container's, by reason.
+//! Use of devices that is attributed to no container, by reason.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,26 +8,26 @@ use strum::{EnumIter, IntoStaticStr};
 
 use super::{GpuUuid, PodRef, UnixSeconds};
 
-/// Use of one GPU that is no container's. With the containers' accounts it adds up to the device.
+/// Use of one GPU that is attributed to no container. With the containers' accounts it adds up to the device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Unattributed {
     pub gpu: GpuUuid,
     /// When counting began.
     pub created: UnixSeconds,
-    /// Counters by reason; empty while the device has no value of the quantity.
+    /// The busy time by reason, a counter as the next; empty while the device has no value of the quantity.
     pub busy_seconds: BTreeMap<UnattributedReason, f64>,
     pub energy_joules: BTreeMap<UnattributedReason, f64>,
-    /// Now, by reason; empty where unknown.
+    /// The memory in use now, by reason; empty where unknown.
     pub memory_bytes: BTreeMap<UnattributedReason, u64>,
-    /// Now, by reason; empty where processes are unknown.
+    /// The number of processes now, by reason; empty where processes are unknown.
     pub processes: BTreeMap<UnattributedReason, u64>,
     /// The sums of the shares and the counters above. Busy seconds lag behind the readings by samples of time that has
     /// not been divided yet.
     pub divided: Divided,
 }
 
-/// Of one GPU, since the agent first read it. `None`: unknown. Busy seconds of a partitioned GPU are those of its MIG
-/// devices, by their slices.
+/// The divided totals of one GPU, since the agent first read it. `None`: unknown. Busy seconds of a partitioned GPU are
+/// those of its MIG devices, by their slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Divided {
     pub busy_seconds: Option<f64>,
@@ -39,24 +39,24 @@ pub struct Divided {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub enum UnattributedReason {
-    /// Memory of no process, and the MPS server's.
+    /// Memory of the driver: that of no process, and that of the MPS server.
     Driver,
-    /// Of unknown or other owners, read just after an allocation on the GPU ended: it may belong to that one.
+    /// Use of unknown or other owners, read just after an allocation on the GPU ended: it may belong to that one.
     Ended,
-    /// Processes of no pod.
+    /// Use by processes of no pod.
     Host,
     /// Energy at the board's idle power, and all energy of time without work.
     Idle,
-    /// Processes of a pod to which the device is not allocated.
+    /// Use by processes of a pod to which the device is not allocated.
     NotAllocated,
-    /// Processes whose pod has ended.
+    /// Use by processes whose pod has ended.
     TerminatedPod,
-    /// The owner is unknown.
+    /// Use of an unknown owner.
     Unknown,
 }
 
 impl UnattributedReason {
-    /// Those of processes whose owner is known.
+    /// The reasons of processes whose owner is known.
     pub const OF_PROCESSES: [Self; 3] = [Self::Host, Self::NotAllocated, Self::TerminatedPod];
 }
 
@@ -64,7 +64,7 @@ impl UnattributedReason {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UnallocatedUse {
     pub pod: PodRef,
-    /// `None` where only the pod is known.
+    /// The container; `None` where only the pod is known.
     pub container: Option<Arc<str>>,
     pub gpu: GpuUuid,
 }

@@ -55,7 +55,7 @@ fn free_is_what_the_scheduler_can_place() {
     let container = &mut allocations.pods[0].containers[0];
     container.devices = ["a", "b"].map(|id| crate::test_data::held(resource.as_str(), id)).into();
     kubelet.allocations = Some(Arc::new(allocations));
-    // `a` is unhealthy, and the scheduler subtracts it a second time.
+    // `a` is unhealthy, so that the scheduler subtracts it a second time.
     let count = ResourceCount::all(&snapshot)[&resource];
     assert_eq!((count.allocatable, count.allocated, count.free, count.held_unhealthy), (2, Some(2), Some(0), Some(1)));
 }

@@ -48,8 +48,8 @@ impl Filter {
     }
 
     /// Whether each word is in one of the names of a container or a device, or of both if the container holds the
-    /// device. `device:gpu-13` matches the beginning of a word of a device's name; a number matches `GPU 3` or `GPU
-    /// 3:0`, and not in a profile or UUID.
+    /// device. `device:gpu-13` matches the beginning of a word of a device's name; `device:3` matches only the number
+    /// of a GPU (`GPU 3`, `GPU 3:0`), not a profile or UUID.
     pub fn matches(&self, container: Option<&ContainerRef>, device: Vec<String>) -> bool {
         if self.is_empty() {
             return true;
