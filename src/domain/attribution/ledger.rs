@@ -1,6 +1,6 @@
-//! The ledger divides what each device did among its holders. In: at each moment the holdings, readings and processes.
-//! Out: an account for each holder and device, unattributed use, violations. Does not know the sources of its inputs.
-//! `docs/attribution.md` states the law that it keeps.
+//! The ledger divides the use of each device among its holders. In: at each moment the holdings, readings and
+//! processes. Out: an account for each holder and device, unattributed use, violations. Does not use the sources of its
+//! inputs. `docs/attribution.md` has its law.
 //!
 //! | step | input | output | module |
 //! |---|---|---|---|
@@ -50,14 +50,14 @@ use crate::domain::model::{
     Account, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse, Unattributed,
 };
 
-/// Ended accounts: beyond this many the longest-ended are removed, as on a node that is never scraped.
+/// The most ended accounts: beyond that the longest-ended are removed, as on a node that is never scraped.
 const ENDED_LIMIT: usize = 4096;
 
 #[derive(Debug)]
 pub struct Ledger {
-    /// Past this a held device without new readings is accounted up to now: allocated, and neither busy nor idle.
+    /// The age of the readings beyond which a held device is accounted up to now: allocated, and neither busy nor idle.
     readings_late: Duration,
-    /// Observations so far.
+    /// The number of observations so far.
     sequence: u64,
     devices: BTreeMap<GpuUuid, DeviceLedger>,
     audit: Audit,
@@ -69,23 +69,23 @@ pub struct Observation<'a> {
     pub holdings: &'a Holdings,
     pub inventory: &'a Inventory,
     pub readings: &'a BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    /// By GPU; one that is not in it has no process data.
+    /// The processes of each GPU; a GPU without process data has no entry.
     pub processes: &'a BTreeMap<GpuUuid, DeviceProcesses>,
     /// How long an ended account stays.
     pub retention: Duration,
-    /// Pages delivered so far; an ended account stays until two of them had it.
+    /// The number of scrapes so far; an ended account stays until two of them had it.
     pub scrapes: u64,
 }
 
 /// The ledger at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LedgerOutput {
-    /// By GPU, container, MIG device.
+    /// The accounts, sorted by GPU, container and MIG device.
     pub accounts: Vec<Account>,
-    /// By GPU: those that have been read.
+    /// The unattributed use of each GPU that has been read, sorted by GPU.
     pub unattributed: Vec<Unattributed>,
     pub unallocated_uses: Vec<UnallocatedUse>,
-    /// Every quantity, from 0.
+    /// The violations of every quantity, from 0.
     pub violations: BTreeMap<DividedQuantity, u64>,
 }
 
@@ -152,7 +152,7 @@ impl Ledger {
                 continue;
             }
             let known_gpu = observation.inventory.gpus.get(gpu);
-            // Also of the first reading: a ratio is of the time since the reading before.
+            // The first reading counts too, as a ratio is of the time since the reading before.
             let active = device.activity.ratios(&readings.totals);
             if !device.clock.read {
                 device.begin(&readings.totals, unmeasured(known_gpu).as_ref(), now);
@@ -160,7 +160,7 @@ impl Ledger {
             let busy = self.audit.amount(DividedQuantity::Busy, readings.totals.busy_seconds);
             let energy = self.audit.amount(DividedQuantity::Energy, readings.totals.energy_joules);
             let (gap, interval) = device.clock.advance(&readings.totals, busy, energy);
-            // What was late is in the open gap already: its end and its energy come with this reading.
+            // Late time is in the open gap already: its end and its energy come with this reading.
             if let Some(gap) = gap {
                 device.add_gap(gap.from, gap.to, unmeasured(known_gpu).as_ref(), now);
                 device.close_gap(gap.energy_joules, &mut self.audit);

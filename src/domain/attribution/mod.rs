@@ -1,4 +1,4 @@
-//! How the use of each device is divided among its holders. Pure.
+//! Divides the use of each device among its holders. Pure.
 //!
 //! In: holdings, the inventory, readings, processes and their owners, XIDs, the time. Out: accounts, unattributed use, XIDs
 //! by container. State: the ledger, and the counts of XIDs. Does not know: how a holder was found (`holders`).

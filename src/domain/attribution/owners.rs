@@ -1,4 +1,4 @@
-//! The processes on the devices and their owners, as the ledger divides use by them.
+//! The processes on the devices and their owners, by which the ledger divides use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub struct DeviceProcesses {
     /// Whether the driver reports SM time by process on this GPU (never while it is partitioned). Where it does not,
     /// busy time and energy are divided as without process data; memory is divided by process.
     pub has_sm_seconds: bool,
-    /// In any order, each process once per GPU instance.
+    /// The processes in any order, each once per GPU instance.
     pub processes: Vec<OwnedProcess>,
 }
 
@@ -23,14 +23,14 @@ pub struct DeviceProcesses {
 pub struct OwnedProcess {
     pub pid: u32,
     pub owner: Owner,
-    /// On the driver's list of processes now.
+    /// Whether it is on the driver's list of processes now.
     pub running: bool,
-    /// Device memory; `None` where the driver does not report it, or the process has ended.
+    /// The device memory; `None` where the driver does not report it, or the process has ended.
     pub memory_bytes: Option<u64>,
-    /// `None` on a GPU that is not partitioned.
+    /// The GPU instance; `None` on a GPU that is not partitioned.
     pub gpu_instance: Option<u32>,
-    /// Integral of its share of the SMs, complete up to the same time as the device's totals. Starts at 0 with the
-    /// agent or the process, and again where the process works after a minute of idleness.
+    /// The integral of its part of the SMs, complete up to the same time as the device's totals. It starts at 0 with
+    /// the agent or the process, and again where the process works after a minute of idleness.
     pub sm_seconds: f64,
 }
 
@@ -89,7 +89,7 @@ fn of_device(
         })
     };
     let running = listed.iter().filter_map(|listed| process(listed.pid, Some(listed)));
-    // Began after the last list was read, or ended before it.
+    // These began after the last list was read, or ended before it.
     let unlisted = |pid: &&u32| listed.iter().all(|listed| listed.pid != **pid);
     let others = worked.into_iter().flat_map(BTreeMap::keys).filter(unlisted).filter_map(|pid| process(*pid, None));
     Some(DeviceProcesses { has_sm_seconds: worked.is_some(), processes: running.chain(others).collect() })
@@ -98,7 +98,7 @@ fn of_device(
 fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
     let listed = readings.medium.iter().filter_map(|medium| medium.value.processes.as_ref()).flatten();
     let worked = readings.totals.process_sm_seconds.iter().flat_map(BTreeMap::keys).copied();
-    // An owner is found while the process runs, and used when its use is read.
+    // The owner must be found while the process runs; it is needed when the use is read.
     listed.map(|process| process.pid).chain(worked).chain(readings.recent_pids.iter().copied())
 }
 

@@ -12,34 +12,34 @@ use crate::domain::model::{
     Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, XidClass, XidEvent,
 };
 
-/// Pages that have shown a container's last count before it may go.
+/// The number of scrapes that must have had a container's last count before it is removed.
 const SCRAPES: u64 = 2;
 
-/// XIDs by container. Counts never fall while they are there.
+/// The XIDs by container. No count falls while it exists.
 #[derive(Debug, Default)]
 pub struct ContainerXids {
     counts: BTreeMap<XidKey, XidTally>,
 }
 
-/// An XID that counts, and the class that it counts in.
+/// An XID, and the class in which it counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassedXid {
     pub event: XidEvent,
     pub class: XidClass,
 }
 
-/// What is known at one moment.
+/// The inputs at one moment.
 pub struct XidObservation<'a> {
     pub now: Moment,
-    /// Received since the last observation.
+    /// The XIDs received since the last observation.
     pub events: Vec<ClassedXid>,
     pub holdings: &'a Holdings,
     pub inventory: &'a Inventory,
-    /// As they are now: a count stays as long as its container's account.
+    /// The present accounts: a count stays as long as its container's account.
     pub accounts: &'a [Account],
     /// How long the count of a container without an account stays.
     pub retention: Duration,
-    /// Pages delivered so far.
+    /// The number of scrapes so far.
     pub scrapes: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct XidObservation<'a> {
 struct XidKey {
     container: ContainerRef,
     gpu: GpuUuid,
-    /// `None` outside MIG, and where the MIG device is unknown.
+    /// The MIG device; `None` outside MIG, and where it is unknown.
     mig: Option<MigUuid>,
     code: u32,
 }
@@ -55,13 +55,13 @@ struct XidKey {
 #[derive(Debug)]
 struct XidTally {
     xid: ContainerXid,
-    /// When it last counted, and `XidObservation::scrapes` then.
+    /// The time of the last XID; the next is `XidObservation::scrapes` at that time.
     last: Monotonic,
     scrapes: u64,
 }
 
 impl ContainerXids {
-    /// By container, GPU, MIG device and code.
+    /// Adds the XIDs; returns the counts sorted by container, GPU, MIG device and code.
     pub fn advance(&mut self, observation: &XidObservation<'_>) -> Vec<ContainerXid> {
         for xid in &observation.events {
             self.add(xid, observation);
@@ -93,7 +93,7 @@ impl ContainerXids {
     }
 }
 
-/// The one container that holds what the XID concerns, with its MIG device if that is one.
+/// The key of the only container that holds what the XID concerns, with the MIG device if that is one.
 fn xid_key(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidKey> {
     let concerned = concerned_mig_devices(event, observation.inventory);
     let of_gpu = observation.holdings.by_key.keys().filter(|key| key.gpu == event.gpu);

@@ -1,5 +1,5 @@
 //! One holder of one device: when it held it, and what it used. In: holdings, and the entry of each interval. Out: the
-//! account, and the spans of time that it held the device in an interval. Does not know other holders.
+//! account, and the spans of time that it held the device in an interval. Does not use other holders.
 
 use std::time::Duration;
 
@@ -9,41 +9,42 @@ use super::segments::{HoldingTerms, Span};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Holding, HoldingCounters, Moment, Monotonic, RecentRatio, SharingForm};
 
-/// Pages that have shown the final counters of an account before it may go.
+/// The number of scrapes that must have had the final counters of an account before it is removed.
 const FINAL_PAGES: u64 = 2;
 
 /// One container and one device: the account, and the holding time that is not accounted yet.
 #[derive(Debug)]
 pub struct HolderAccount {
     pub account: Account,
-    /// The current holding: since when, and how; not accounted yet.
+    /// The current holding: its start and its terms; not accounted yet.
     open: Option<(Monotonic, HoldingTerms)>,
     /// Ended holdings, and those whose terms have changed, since the device clock last moved.
     closed: Vec<Span>,
     /// `Observation::scrapes` when the final counters were first published.
     pub final_since_scrape: Option<u64>,
-    /// The observation that last saw it held.
+    /// The number of the last observation in which it was held.
     pub seen: u64,
-    /// Its busy seconds in the time that it held the GPU and they are known, since the holding or the last gap began.
+    /// Its busy seconds in the known time held, since the holding or the last gap began.
     pub recent_use: RecentRatio,
-    /// Since when it holds the device.
+    /// The start of the holding.
     pub held_since: Monotonic,
-    /// Up to when others may have used the GPU: before the holding, and while not all busy time was its own.
+    /// The end of the time in which others may have used the GPU: before the holding, and while some busy time was not
+    /// its.
     pub others_until: Monotonic,
-    /// Whether it was busy in the last interval is not known.
+    /// Whether it is unknown whether it was busy in the last interval.
     is_unread: bool,
 }
 
-/// What one account gets of one interval: the sum of its parts.
+/// The part of one account in one interval: the sum of its parts of segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AccountEntry {
     pub held_seconds: f64,
-    /// `None` where no fraction was known.
+    /// The GPU time allocated; `None` where no fraction was known.
     pub allocated: Option<f64>,
     pub part: Part,
-    /// Those of `held_seconds` for which it is known whether it was busy.
+    /// The part of `held_seconds` for which it is known whether it was busy.
     pub known_seconds: f64,
-    /// Of the time in which both the fraction and busy are known; `None` where there is none.
+    /// The use in the time in which both the fraction and busy are known; `None` without such time.
     pub covered: Option<CoveredUse>,
 }
 
@@ -54,7 +55,7 @@ pub struct CoveredUse {
 }
 
 impl AccountEntry {
-    /// What is allocated in these spans, and nothing used yet.
+    /// The entry with what is allocated in these spans, and without use.
     pub fn unused(spans: &[Span]) -> Self {
         let mut entry = Self::default();
         for span in spans {
@@ -65,7 +66,7 @@ impl AccountEntry {
         entry
     }
 
-    /// Adds its part of a segment. `covered_seconds`: those of the segment for which it is known whether it was busy.
+    /// Adds its part of a segment. `covered_seconds`: the seconds of the segment for which busy or idle is known.
     pub fn add(&mut self, part: Part, fraction: Option<f64>, covered_seconds: f64) {
         self.known_seconds += part.busy.map_or(0.0, |_| covered_seconds);
         if let Some((busy, fraction)) = part.busy.zip(fraction) {
@@ -137,13 +138,13 @@ impl HolderAccount {
         self.open.is_none() && self.closed.is_empty()
     }
 
-    /// Its final counters were kept for the retention, and enough pages had them.
+    /// Whether its final counters were kept for the retention, and enough scrapes had them.
     pub fn is_over(&self, now: Monotonic, retention: Duration, scrapes: u64) -> bool {
         let (Some(ended), Some(since)) = (self.account.ended, self.final_since_scrape) else { return false };
         now.since(ended.monotonic) >= retention && scrapes >= since + FINAL_PAGES
     }
 
-    /// When it held between `from` and `to`; holdings up to `to` are then removed.
+    /// The spans in which it held the device between `from` and `to`; removes holdings up to `to`.
     pub fn drain_spans(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
         let mut spans = vec![];
         self.closed.retain_mut(|span| {
@@ -193,7 +194,7 @@ impl HolderAccount {
     }
 }
 
-/// All fields but `attribution`, which `present` sets.
+/// Whether all fields are equal except `attribution`, which `present` sets.
 fn is_same_holding(one: &Holding, other: &Holding) -> bool {
     one.device_ids == other.device_ids
         && one.resource == other.resource

@@ -1,5 +1,5 @@
-//! The ledger of one GPU. In: intervals and gaps, weights. Out: an entry for each account, and unattributed use. Does not
-//! know how readings become intervals (`interval`) and values of the moment (`present`).
+//! The ledger of one GPU. In: intervals and gaps, weights. Out: an entry for each account, and unattributed use.
+//! `interval` makes readings intervals, and `present` values of the moment.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,22 +28,22 @@ pub struct DeviceLedger {
     pub activity: InstanceActivity,
     gap: OpenGap,
     pub present: PresentState,
-    /// The driver reports SM time of clients as the MPS server's.
+    /// Whether the driver reports the SM time of clients as that of the MPS server.
     pub has_mps_server: bool,
-    /// The time accounted last was not read.
+    /// Whether the time accounted last was not read.
     pub in_gap: bool,
-    /// The sum of the MIG devices' work, which no total of the driver has.
+    /// The sum of the work of the MIG devices, which no total of the driver has.
     mig_busy_seconds: Option<f64>,
-    /// Some of the MIG devices reported nothing in the time accounted last.
+    /// Whether some MIG devices reported nothing in the time accounted last.
     has_unknown_mig_devices: bool,
     /// When a holding last ended.
     pub last_end: Option<Monotonic>,
 }
 
-/// What `present` keeps from one moment to the next.
+/// The state that `present` keeps from one moment to the next.
 #[derive(Debug, Default)]
 pub struct PresentState {
-    /// Since when each pod has run here without holding the GPU.
+    /// The time since which each pod has run here without holding the GPU.
     pub unallocated_since: BTreeMap<UnallocatedUse, Monotonic>,
     /// The last two passes that read memory, the later first.
     pub memory_passes: [Monotonic; 2],
@@ -58,8 +58,8 @@ impl DeviceLedger {
         }
     }
 
-    /// The first reading. Earlier holders had the device allocated; the gap before it is dropped, not closed, because
-    /// totals start now and have none of its energy.
+    /// Applies the first reading. Earlier holders had the device allocated; the gap before it is dropped, not closed,
+    /// because totals start now and have none of its energy.
     pub fn begin(&mut self, totals: &DeviceTotals, mig: Option<&MigWeights<'_>>, now: Moment) {
         self.add_gap(self.clock.accounted, totals.through, mig, now);
         self.gap = OpenGap::default();
@@ -112,7 +112,7 @@ impl DeviceLedger {
         }
     }
 
-    /// Of an interval's sums, adds the work of MIG devices, and idle power where it is known that nothing was busy.
+    /// Adds the work of MIG devices in an interval's sums, and idle power where it is known that nothing was busy.
     fn add_sums(&mut self, sums: Part, interval: &Interval, mig: Option<&MigWeights<'_>>) {
         self.has_unknown_mig_devices = mig.is_some_and(|mig| !mig.all_report());
         if mig.is_some() {
@@ -129,7 +129,7 @@ impl DeviceLedger {
         }
     }
 
-    /// Adds what cannot be attributed. Reasons that are possible with these readings start at zero, but `ended`.
+    /// Adds what cannot be attributed. Reasons that are possible with these readings start at zero, except `ended`.
     fn add_unattributed(&mut self, interval: &Interval, by_process: bool) {
         let Unattributed { busy_seconds, energy_joules, .. } = &mut self.unattributed;
         for reason in UnattributedReason::OF_PROCESSES.into_iter().filter(|_| by_process) {
@@ -161,7 +161,7 @@ impl DeviceLedger {
     }
 
     /// Adds the time between `from` and `to`, in which the device was not read: it is allocated and uncovered. Its energy
-    /// is not known before `close_gap`.
+    /// is unknown before `close_gap`.
     pub fn add_gap(&mut self, from: Monotonic, to: Monotonic, mig: Option<&MigWeights<'_>>, now: Moment) {
         if to <= from {
             return;
@@ -174,7 +174,7 @@ impl DeviceLedger {
         }
     }
 
-    /// The gap is over. `joules`: all of its energy, where the device's total has it.
+    /// Ends the gap. `joules`: all of its energy, where the device's total has it.
     pub fn close_gap(&mut self, joules: Option<f64>, audit: &mut Audit) {
         let gap = std::mem::take(&mut self.gap);
         let Some(joules) = joules else { return };

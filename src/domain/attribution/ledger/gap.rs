@@ -1,5 +1,5 @@
 //! The energy of a gap: of time in which the device was not read. In: its segments as the clock passes over them, and the
-//! joules once it has ended. Out: the joules by holder. Does not know accounts: that they have the gap's time as
+//! joules once it has ended. Out: the joules by holder. Does not use accounts: that they have the gap's time as
 //! allocated and uncovered is `DeviceLedger::add_gap`.
 //!
 //! | step | when |
@@ -17,7 +17,7 @@ use crate::domain::holders::HoldingKey;
 #[derive(Debug, Default)]
 pub struct OpenGap {
     seconds: f64,
-    /// The part of its seconds whose energy each gets.
+    /// The seconds whose energy each account gets.
     holders: BTreeMap<HoldingKey, f64>,
 }
 
@@ -25,13 +25,13 @@ pub struct OpenGap {
 #[derive(Debug, Default)]
 pub struct GapEnergy {
     pub holders: BTreeMap<HoldingKey, f64>,
-    /// Of time without a holder, up to the board's idle power.
+    /// The joules of time without a holder, up to the board's idle power.
     pub idle: f64,
     pub unknown: f64,
 }
 
 impl OpenGap {
-    /// `held_times`: what the segment was cut by.
+    /// Adds a segment. `held_times`: the times by which it was cut.
     pub fn add(&mut self, segment: &IntervalSegment, held_times: &[HeldTime<'_>]) {
         self.seconds += segment.seconds;
         for (position, fraction) in segment.fractions_by_holding() {
@@ -40,7 +40,7 @@ impl OpenGap {
         }
     }
 
-    /// The account is removed: its seconds have no holder.
+    /// Removes an account: its seconds have no holder then.
     pub fn release(&mut self, key: &HoldingKey) {
         self.holders.remove(key);
     }

@@ -1,23 +1,24 @@
-//! The readings of one device as intervals. In: its totals. Out: the time since it was last accounted, as the end of a gap
-//! and an interval with busy seconds and joules; the activity of its GPU instances; its idle power. Does not know holders.
+//! The readings of one device as intervals. In: its totals. Out: the time since it was last accounted, as the end of a
+//! gap and an interval with busy seconds and joules; the activity of its GPU instances; its idle power. Does not use
+//! holders.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::domain::model::{DeviceTotals, Divided, Monotonic, ReadingGaps};
 
-/// Seconds that are only what rounding left.
+/// Whether the seconds are only a remainder of rounding.
 pub fn is_nothing(seconds: f64) -> bool {
     seconds < 1e-9
 }
 
-/// Up to when one device is accounted, and what its totals were then.
+/// The time up to which one device is accounted, and its totals at that time.
 #[derive(Debug, Default)]
 pub struct DeviceClock {
     pub accounted: Monotonic,
     /// Whether a pass has read it; counting starts with the first.
     pub read: bool,
-    /// `accounted` has advanced without readings: the next one ends a gap.
+    /// Whether `accounted` has advanced without readings, so that the next one ends a gap.
     late: bool,
     busy_seconds: Option<f64>,
     energy_joules: Option<f64>,
@@ -25,16 +26,16 @@ pub struct DeviceClock {
     gaps: ReadingGaps,
 }
 
-/// The last part of a gap: what was not accounted before. It may be empty.
+/// The last part of a gap, which was not accounted before. It may be empty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GapEnd {
     pub from: Monotonic,
     pub to: Monotonic,
-    /// Of the whole gap, which may have begun before `from`.
+    /// The energy of the whole gap, which may have begun before `from`.
     pub energy_joules: Option<f64>,
 }
 
-/// Time without a gap between two readings; perhaps none.
+/// The time without a gap between two readings; it may be empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
     pub from: Monotonic,
@@ -43,7 +44,7 @@ pub struct Interval {
     pub energy_joules: Option<f64>,
     /// The part of its time for which the driver gave no samples.
     pub uncovered_seconds: f64,
-    /// Of time that can no longer be attributed.
+    /// The busy seconds of time that can no longer be attributed.
     pub unattributed_busy_seconds: f64,
     pub unattributed_energy_joules: f64,
 }
@@ -65,7 +66,7 @@ impl DeviceClock {
         Self { accounted: at, ..Self::default() }
     }
 
-    /// The first reading: nothing before it is covered.
+    /// Applies the first reading: no time before it is covered.
     pub fn begin(&mut self, totals: &DeviceTotals) {
         self.read = true;
         self.late = false;
@@ -124,7 +125,7 @@ impl DeviceClock {
     fn set_energy(&mut self, total: Option<f64>, of_gaps: f64, gap: Option<&mut GapEnd>, interval: &mut Interval) {
         let Some(total) = total else { return };
         let Some(before) = self.energy_joules.replace(total) else {
-            // A total starts when it is first read: what it had before is unattributed.
+            // A total starts when it is first read: its value then is unattributed.
             interval.unattributed_energy_joules = total;
             return;
         };
@@ -138,7 +139,7 @@ impl DeviceClock {
         }
     }
 
-    /// What the driver reports of a gap is unattributed: its time is neither busy nor idle.
+    /// Sets the busy time. What the driver reports of a gap is unattributed: its time is neither busy nor idle.
     fn set_busy(&mut self, total: Option<f64>, interval: &mut Interval) {
         let Some(total) = total else { return };
         let Some(before) = self.busy_seconds.replace(total) else {
@@ -149,19 +150,19 @@ impl DeviceClock {
         let covered = interval.seconds() - interval.uncovered_seconds;
         let divided = due.min(covered.max(0.0));
         interval.busy_seconds = (!is_nothing(covered)).then_some(divided);
-        // What rounding left is divided with the next interval.
+        // A remainder of rounding is divided with the next interval.
         let left = due - divided;
         self.busy_seconds = Some(if is_nothing(left) { total - left } else { total });
         interval.unattributed_busy_seconds = if is_nothing(left) { 0.0 } else { left };
     }
 
-    /// What the device's totals were when it was last accounted.
+    /// The device's totals when it was last accounted.
     pub fn divided(&self) -> Divided {
         Divided { busy_seconds: self.busy_seconds, energy_joules: self.energy_joules }
     }
 }
 
-/// What the GPU instances of one device had reported when it was last accounted.
+/// The totals of the GPU instances of one device when it was last accounted.
 #[derive(Debug, Default)]
 pub struct InstanceActivity {
     through: Monotonic,
@@ -169,7 +170,7 @@ pub struct InstanceActivity {
 }
 
 impl InstanceActivity {
-    /// By GPU instance: the part of the time since the last call, or since the last gap, in which it was busy, 0 to 1.
+    /// The part of the time since the last call, or since the last gap, in which each GPU instance was busy, 0 to 1.
     /// Instances that report nothing are absent.
     pub fn ratios(&mut self, totals: &DeviceTotals) -> BTreeMap<u32, f64> {
         let mut before = std::mem::replace(&mut self.busy_seconds, totals.instance_busy_seconds.clone());
@@ -192,13 +193,13 @@ impl InstanceActivity {
     }
 }
 
-/// After this much idle time a past reading weighs half.
+/// The idle time after which a past reading weighs half.
 const IDLE_POWER_HALF_LIFE: Duration = Duration::from_secs(300);
-/// The energy counter moves in steps of up to 0.1 s.
+/// The least idle time: the energy counter moves in steps of up to 0.1 s.
 const LEAST_IDLE_TIME: Duration = Duration::from_secs(1);
 
-/// What one board draws with nothing running: the mean over the time in which it was not busy at all,
-/// with older readings weighing less. A board that was never idle has no known idle power.
+/// The power of one board with nothing running: the mean over the time in which it was not busy at all, with older
+/// readings weighing less. A board that was never idle has no known idle power.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct IdlePower {
     seconds: f64,

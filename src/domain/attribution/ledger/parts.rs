@@ -10,10 +10,10 @@ use super::segments::{IntervalSegment, ROUNDING, SegmentHolder};
 use super::weights::{MigWeight, Weights};
 use crate::domain::model::{DividedQuantity, UnattributedReason};
 
-/// Floating point alone: what is summed is of like size.
+/// The relative error of floating point, as the amounts that are summed are of similar size.
 const TOLERANCE: f64 = 1e-9;
 
-/// The sum is known once one amount is.
+/// Adds an amount; the sum is known once one amount is.
 pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
     if let Some(amount) = amount {
         *sum.get_or_insert(0.0) += amount;
@@ -94,7 +94,7 @@ impl IntervalSegment {
         parts
     }
 
-    /// Of the GPU by holding alone; the rest has no holder.
+    /// The fraction of the GPU that each holder holds; the rest has no holder.
     pub fn fractions_by_holding(&self) -> HolderFractions {
         let Weights::MigDevices(devices) = &self.weights else { return self.holders_of(None) };
         let of_device = |(position, device): (usize, &MigWeight)| {
@@ -110,14 +110,14 @@ impl IntervalSegment {
         if holders.is_empty() { self.holders_of(None) } else { holders }
     }
 
-    /// The holders of a MIG device, or with `None` of the GPU: 1 in all, by `HoldingTerms::weight`.
+    /// The holders of a MIG device, or with `None` of the GPU, by `HoldingTerms::weight`; the fractions add up to 1.
     fn holders_of(&self, mig: Option<usize>) -> HolderFractions {
         let holders = || self.holders.iter().enumerate().filter(|(_, holder)| holder.mig == mig);
         let sum: f64 = holders().map(|(_, holder)| holder.terms.weight).sum();
         holders().map(|(position, holder)| (position, holder.terms.weight / sum)).collect()
     }
 
-    /// An exclusive holder also gets what no process explains, and idle power.
+    /// Whether there is an exclusive holder, which also gets use of no known process, and idle power.
     fn has_exclusive_holder(&self) -> bool {
         matches!(&self.holders[..], [SegmentHolder { terms, .. }] if terms.exclusive)
     }
@@ -138,7 +138,7 @@ impl IntervalSegment {
         }
     }
 
-    /// An amount by SM time; without any it is the exclusive holder's, else unattributed for the reason `rest`.
+    /// Divides an amount by SM time; without any it is the exclusive holder's, else unattributed for the reason `rest`.
     fn divide_by_sm_time(
         &self,
         amount: f64,
@@ -160,7 +160,7 @@ impl IntervalSegment {
         }
     }
 
-    /// Each MIG device has its work as busy time, and a part of the energy; these are its holders'.
+    /// Gives each MIG device its work as busy time, and a part of the energy, which its holders get.
     fn divide_by_mig_device(&self, devices: &[MigWeight], parts: &mut Parts) {
         // A partitioned GPU has no device total of busy time; if one appears, it is unattributed.
         if let Some(busy) = self.busy.filter(|busy| *busy > 0.0) {
@@ -180,7 +180,8 @@ impl IntervalSegment {
         }
     }
 
-    /// Energy by MIG device. Where all report activity, idle power is unattributed and the rest by work; else all by slices.
+    /// The energy of each MIG device. Where all report activity, idle power is unattributed and the rest divided by
+    /// work; else all is divided by slices.
     fn divide_mig_energy(&self, energy: f64, devices: &[MigWeight], parts: &mut Parts) -> Vec<f64> {
         let work: Option<Vec<f64>> = devices.iter().map(MigWeight::work).collect();
         if let Some(work) = work.filter(|work| !work.is_empty()) {
@@ -196,7 +197,7 @@ impl IntervalSegment {
         devices.iter().map(|device| energy * device.fraction).collect()
     }
 
-    /// Energy of a fraction of the GPU that has neither a holder nor activity: `idle` up to its idle power.
+    /// Adds the energy of a fraction of the GPU that has neither a holder nor activity: `idle` up to its idle power.
     fn add_unmeasured(&self, reason: UnattributedReason, fraction: f64, energy: f64, parts: &mut Parts) {
         let idle = self.idle_energy.map_or(0.0, |idle| idle * fraction).min(energy);
         parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(idle));
@@ -204,8 +205,8 @@ impl IntervalSegment {
     }
 }
 
-/// Counts where parts do not add up to what is divided, or are no amounts at all. That is always a defect: of podmeter,
-/// or of a reading that is no number.
+/// Counts where parts do not add up to the whole, or are no amounts at all. That is always a defect: of podmeter, or of
+/// a reading that is no number.
 #[derive(Debug)]
 pub struct Audit {
     violations: BTreeMap<DividedQuantity, u64>,
@@ -222,7 +223,7 @@ impl Audit {
         &self.violations
     }
 
-    /// `total`, unless it is no amount.
+    /// The total, unless it is no amount, which counts.
     pub fn amount(&mut self, quantity: DividedQuantity, total: Option<f64>) -> Option<f64> {
         let total = total?;
         if total.is_finite() && total >= 0.0 {
@@ -232,7 +233,7 @@ impl Audit {
         None
     }
 
-    /// Whether the parts add up to the whole.
+    /// Checks that the parts add up to the whole.
     pub fn check(&mut self, quantity: DividedQuantity, whole: f64, parts: impl Iterator<Item = f64>) {
         let (mut sum, mut sound) = (0.0, true);
         for part in parts {

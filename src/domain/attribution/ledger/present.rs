@@ -1,5 +1,5 @@
 //! The present values of the accounts of one GPU. In: fresh readings, processes with their owners. Out: gauges of each
-//! holder, memory by holder and by reason, pods that use the GPU without holding it. Does not know intervals.
+//! holder, memory by holder and by reason, pods that use the GPU without holding it. Does not use intervals.
 //!
 //! What a holder does now is what its counters gained in the last ten seconds that were read. Memory has an owner where a process
 //! list names it; without one, only an exclusive holder is known to use it. Of memory that a GPU shares with the CPU, the
@@ -19,10 +19,10 @@ use crate::domain::model::{
     Medium, MigUuid, Monotonic, Owner, SharingForm, UnallocatedUse, UnattributedReason, busy_ratio,
 };
 
-/// A process of a pod that does not hold the GPU is reported after this time: it may be listed before its allocation.
+/// The time after which a process of a pod that does not hold the GPU is reported: its allocation may be listed later.
 const UNALLOCATED_AFTER: Duration = Duration::from_secs(30);
 
-/// What is known of one GPU now.
+/// The present inputs of one GPU.
 pub struct PresentInputs<'a> {
     pub gpu: Option<&'a Gpu>,
     pub readings: Option<&'a DeviceReadings>,
@@ -111,7 +111,7 @@ impl DeviceLedger {
         self.unattributed.memory_bytes = unattributed;
     }
 
-    /// That of the processes, where the driver has no memory of the GPU's own. A reading that only failed is none.
+    /// Attributes the memory of the processes, where the GPU has no separate memory; not after a reading that failed.
     fn attribute_unified_memory(
         &mut self,
         present: &PresentInputs<'_>,
@@ -165,7 +165,7 @@ impl DeviceLedger {
         }
     }
 
-    /// A holding has ended since the last but one pass that read memory.
+    /// Whether a holding has ended since the last but one pass that read memory.
     fn has_ended(&self) -> bool {
         self.last_end >= Some(self.present.memory_passes[1])
     }
@@ -203,7 +203,7 @@ impl DeviceLedger {
     }
 }
 
-/// `gpm_from`: when the time began of which the last GPM ratios are the mean.
+/// Sets the gauges of one holder. `gpm_from`: the start of the time of which the last GPM ratios are the mean.
 fn set_gauges(
     holder: &mut HolderAccount,
     mig: Option<&MigUuid>,
@@ -262,7 +262,7 @@ fn clear(account: &mut Account) {
     account.processes = None;
 }
 
-/// Those in the instance of each process, or with `None` all.
+/// The holders in each GPU instance, or with `None` all.
 struct HoldersByInstance<'a>(BTreeMap<Option<u32>, (Vec<&'a HoldingKey>, Vec<&'a ContainerRef>)>);
 
 impl<'a> HoldersByInstance<'a> {
@@ -292,18 +292,18 @@ fn holders_in<'a>(
 /// The memory of a GPU, or of one GPU instance.
 pub struct UsedMemory<'a> {
     pub used: u64,
-    /// Sorted by container.
+    /// The holders, sorted by container.
     pub holders: &'a [&'a ContainerRef],
-    /// There is one holder, and it has all of it exclusively.
+    /// Whether there is one holder, which has all of it exclusively.
     pub is_sole: bool,
-    /// Those that run in it; `None` where processes are not known.
+    /// The processes that run in it; `None` where processes are unknown.
     pub processes: Option<&'a [&'a OwnedProcess]>,
 }
 
-/// Adds up to the memory in use.
+/// The division of the memory in use; its parts add up to that.
 #[derive(Debug, Default, PartialEq)]
 pub struct MemoryDivision {
-    /// By holder. `None`: not known.
+    /// The bytes of each holder; `None`: unknown.
     pub holders: Vec<Option<u64>>,
     pub unattributed: BTreeMap<UnattributedReason, u64>,
 }

@@ -11,21 +11,21 @@ use super::weights::{MigWeight, MigWeights, SmWeights, Weights};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::Monotonic;
 
-/// What rounding leaves over.
+/// The largest remainder of rounding.
 pub const ROUNDING: f64 = 1e-12;
 
-/// What of a `Holding` decides how use is divided.
+/// The parts of a `Holding` that decide how use is divided.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HoldingTerms {
-    /// Of the GPU; `None` while it is not known how many slots the device has.
+    /// The fraction of the GPU held; `None` while the number of slots of the device is unknown.
     pub fraction: Option<f64>,
-    /// As `Holding::weight`.
+    /// The weight, from `Holding::weight`.
     pub weight: f64,
-    /// The only container to which the whole GPU is allocated.
+    /// Whether it is the only container to which the whole GPU is allocated.
     pub exclusive: bool,
 }
 
-/// Time in which one account held the device on the same terms.
+/// A time in which one account held the device on the same terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     pub from: Monotonic,
@@ -44,7 +44,7 @@ impl Span {
         self.to.since(self.from)
     }
 
-    /// Its part between `from` and `to`.
+    /// The part of the span between `from` and `to`.
     pub fn between(self, from: Monotonic, to: Monotonic) -> Option<Self> {
         let span = Self { from: self.from.max(from), to: self.to.min(to), ..self };
         (span.from < span.to).then_some(span)
@@ -55,14 +55,14 @@ impl Span {
     }
 }
 
-/// Time in which no holding begins or ends: what the device did in it, and by what that is divided.
+/// A time in which no holding begins or ends, with the device's use in it and the weights that divide the use.
 #[derive(Clone, Debug)]
 pub struct IntervalSegment {
     pub seconds: f64,
     pub holders: Vec<SegmentHolder>,
     pub busy: Option<f64>,
     pub energy: Option<f64>,
-    /// What the board would have drawn with nothing running; `None` while that is unknown.
+    /// The energy that the board would have used with nothing running; `None` while that is unknown.
     pub idle_energy: Option<f64>,
     pub weights: Weights,
 }
@@ -73,7 +73,7 @@ pub struct SegmentHolder {
     /// The position of its `HeldTime` among those of the interval; its `AccountEntry` has the same.
     pub held_time: usize,
     pub terms: HoldingTerms,
-    /// Of its processes; 0 where processes are not known.
+    /// The SM time of its processes; 0 where processes are unknown.
     pub sm_seconds: f64,
     /// Its MIG device, by position in `MigWeights`.
     pub mig: Option<usize>,
@@ -119,7 +119,7 @@ fn sm_rate(position: usize, time: &HeldTime<'_>, sm: Option<&SmWeights>) -> f64 
     sm.map_or(0.0, |sm| sm.holders[position] / seconds)
 }
 
-/// An interval, and by what it is divided.
+/// An interval, and the weights that divide it.
 pub struct WeightedInterval<'a> {
     pub interval: &'a Interval,
     pub sm: Option<SmWeights>,
@@ -160,7 +160,7 @@ impl WeightedInterval<'_> {
         segments
     }
 
-    /// By SM time where there is any, else by the time with a holder.
+    /// The weights of segments for busy time: SM time where there is any, else the time with a holder.
     fn busy_weights(&self, segments: &[IntervalSegment]) -> Vec<f64> {
         if let Some(sm) = &self.sm {
             let others: f64 = sm.others.values().sum();

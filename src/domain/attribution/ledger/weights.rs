@@ -1,5 +1,5 @@
 //! The weights by which a segment is divided. In: the SM time of processes, the activity of MIG devices, owners. Out: SM
-//! time by holder, and fraction and activity of each MIG device. Does not know: intervals and their amounts.
+//! time by holder, and fraction and activity of each MIG device. Does not use: intervals and their amounts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,34 +9,35 @@ use crate::domain::model::{
     ContainerRef, DeviceTotals, Gpu, MigDevice, MigUuid, Monotonic, Owner, PodRef, UnattributedReason,
 };
 
-/// A process that was not reported for so long has ended.
+/// The time without a report after which a process has ended.
 const PROCESS_ENDED: Duration = Duration::from_secs(120);
 
-/// By what a segment is divided.
+/// The weights that divide a segment.
 #[derive(Clone, Debug)]
 pub enum Weights {
-    /// By `HoldingTerms::weight`: without SM time and MIG devices.
+    /// Without SM time and MIG devices, use is divided by `HoldingTerms::weight`.
     Holdings,
-    /// By SM time: the SM-seconds of processes that belong to no holder; each holder has its own.
+    /// Use is divided by SM time: here that of processes without a holder; each holder has that of its processes.
     Processes(BTreeMap<UnattributedReason, f64>),
-    /// By the activity and the slices of each MIG device.
+    /// Use is divided by the activity and the slices of each MIG device.
     MigDevices(Vec<MigWeight>),
 }
 
-/// Up to where the SM time of each process of one device has been used.
+/// The SM time of each process of one device that has been used.
 #[derive(Debug, Default)]
 pub struct UsedSmTime {
-    /// By pid alone, because a process that can no longer be read has no start time. Its total, and when that was last reported.
+    /// The total of each process, and when it was last reported; by PID alone, because a process that can no longer be
+    /// read has no start time.
     used: BTreeMap<u32, (f64, Monotonic)>,
 }
 
 /// The SM-seconds of each process in an interval.
 pub type SmIncreases<'a> = Vec<(&'a OwnedProcess, f64)>;
 
-/// SM-seconds in an interval.
+/// The SM-seconds in an interval.
 #[derive(Debug, Default, PartialEq)]
 pub struct SmWeights {
-    /// By holder.
+    /// The SM-seconds of each holder.
     pub holders: Vec<f64>,
     pub others: BTreeMap<UnattributedReason, f64>,
 }
@@ -83,7 +84,7 @@ impl SmWeights {
         weights
     }
 
-    /// The SM time of the MPS server is its clients': by their memory, equally where that is unknown.
+    /// Adds the SM time of the MPS server to its clients: by their memory, equally where that is unknown.
     fn add_mps_server(&mut self, sm_seconds: f64, increases: &SmIncreases<'_>, holders: &[&ContainerRef]) {
         if sm_seconds <= 0.0 {
             return;
@@ -107,10 +108,10 @@ impl SmWeights {
     }
 }
 
-/// By what a MIG device gets its part of the GPU's energy, and has busy time.
+/// The weight of a MIG device, by which it gets busy time and its part of the GPU's energy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MigWeight {
-    /// Of the GPU's compute.
+    /// The fraction of the GPU's compute slices.
     pub fraction: f64,
     /// How busy it was, 0 to 1; `None` without GPM.
     pub active: Option<f64>,
@@ -119,7 +120,7 @@ pub struct MigWeight {
 }
 
 impl MigWeight {
-    /// Activity × slices: GPU-seconds for each second.
+    /// The work, activity × slices, in GPU-seconds for each second.
     pub fn work(&self) -> Option<f64> {
         Some(self.active? * self.fraction)
     }
@@ -133,7 +134,8 @@ pub struct MigWeights<'a> {
 }
 
 impl<'a> MigWeights<'a> {
-    /// `None` for a GPU that is not partitioned. `active`: by GPU instance, a mean over all its slices, 0 to 1.
+    /// The weights; `None` for a GPU that is not partitioned. `active`: the mean activity of the slices of each GPU
+    /// instance, 0 to 1.
     pub fn new(gpu: Option<&'a Gpu>, active: &BTreeMap<u32, f64>, processes: Option<&DeviceProcesses>) -> Option<Self> {
         let gpu = gpu.filter(|gpu| !gpu.mig_devices.is_empty())?;
         let weight = |mig: &'a MigDevice| {
@@ -158,8 +160,8 @@ impl<'a> MigWeights<'a> {
     }
 }
 
-/// Why the use of an instance that no container holds is unattributed. Of several owners the first reason of the enum,
-/// so that it is stable.
+/// Why the use of an instance that no container holds is unattributed. With several owners it is the first reason of
+/// the enum, so that it is stable.
 fn unheld_reason(processes: &[OwnedProcess], gpu_instance: u32) -> UnattributedReason {
     let running = |process: &&OwnedProcess| process.running && process.gpu_instance == Some(gpu_instance);
     let reason =
