@@ -28,8 +28,8 @@ pub struct HolderAccount {
     pub recent_use: RecentRatio,
     /// The start of the holding.
     pub held_since: Monotonic,
-    /// The end of the time in which others may have used the GPU: before the holding, and while some busy time was not
-    /// its.
+    /// The end of the time in which others may have used the GPU: before the holding, and while it had not all busy
+    /// time.
     pub others_until: Monotonic,
     /// Whether it is unknown whether it was busy in the last interval.
     is_unread: bool,

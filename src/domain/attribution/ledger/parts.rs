@@ -1,5 +1,5 @@
 //! Divides one segment into parts. In: the segment and its weights. Out: a part for each holder, and by reason what no
-//! holder has; they add up to the segment, which `Audit` checks. Does not know: accounts, and other segments.
+//! holder has; they add up to the segment, which `Audit` checks. Does not use: accounts, and other segments.
 
 use std::collections::BTreeMap;
 

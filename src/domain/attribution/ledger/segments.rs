@@ -1,5 +1,5 @@
 //! Cuts an interval into segments with constant holders, and divides its busy time and energy among them. In: the
-//! interval, when each account held the device, the weights. Out: segments. Does not know: accounts.
+//! interval, when each account held the device, the weights. Out: segments. Does not use: accounts.
 //!
 //! A segment without a holder counts as idle where possible: holders do the work. Where SM time by process is known,
 //! a segment was as busy as its holders' processes; those of others count by its length.

@@ -50,7 +50,7 @@ impl Node {
         self.accounts.push(account);
     }
 
-    /// (pod, MIG device, code, count), `at` milliseconds.
+    /// The counts as (pod, MIG device, code, count) at a time in milliseconds.
     fn at(&mut self, at: u64, events: &[XidEvent]) -> Vec<(String, Option<String>, u32, u64)> {
         let class = XidClass::Application;
         let xids = self.xids.advance(&XidObservation {

@@ -13,13 +13,13 @@ use crate::test_data;
 pub enum Kind {
     Whole,
     Slots(usize),
-    /// GPU instances: slices, and those of its compute instances.
+    /// The slices of each GPU instance, and those of its compute instances.
     Mig {
         shape: &'static [(u32, &'static [u32])],
         gpm: bool,
     },
     Claims,
-    /// MIG devices, by claims.
+    /// MIG devices that claims allocate.
     ClaimedMig {
         shape: &'static [(u32, &'static [u32])],
     },
@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// One device. What it does is decided tick by tick; readings cover several ticks.
+/// One device. Its work is decided tick by tick; readings cover several ticks.
 pub struct Board {
     pub uuid: GpuUuid,
     pub kind: Kind,
@@ -69,7 +69,7 @@ pub struct Board {
     busy: f64,
     reported_busy: f64,
     energy: f64,
-    /// Busy seconds by GPU instance.
+    /// The busy seconds by GPU instance.
     active: Vec<f64>,
     memory: u64,
     processes: Vec<OwnedProcess>,
@@ -143,8 +143,8 @@ impl Board {
         }
     }
 
-    /// By place. Some observe the device. Two claims on two pods each share it, alone or, where their shares are
-    /// known, in unequal parts. `None`: it is no device of claims.
+    /// The claim at a place. Some observe the device. Two claims of two pods each share it, alone or, where their
+    /// shares are known, in unequal parts. `None`: it is no device of claims.
     pub fn claim(&self, place: usize) -> Option<ClaimDevice> {
         let (claim, hardware) = match &self.kind {
             Kind::Claims => (if place == OBSERVER { place } else { place % 3 }, ClaimHardware::Gpu(self.uuid.clone())),
@@ -355,7 +355,7 @@ impl Board {
     }
 }
 
-/// Slices of its GPU instance for each that its compute instances have together.
+/// The slices of its GPU instance for each slice that its compute instances have in total.
 fn of_instance(device: &MigDevice, members: u32) -> f64 {
     let slices: u32 = device.profile.split('.').find_map(|word| word.strip_suffix('g')).unwrap().parse().unwrap();
     f64::from(slices) / f64::from(members)

@@ -30,7 +30,7 @@ impl OneDeviceLedger {
         self.holdings.by_key.insert(key, test_data::holding(GPU, sharing, share));
     }
 
-    /// Owner, SM-seconds, memory.
+    /// Sets the processes: owner, SM-seconds, memory.
     fn run(&mut self, processes: &[(Owner, f64, u64)]) {
         let process = |(pid, (owner, sm_seconds, bytes)): (usize, &(Owner, f64, u64))| OwnedProcess {
             memory_bytes: Some(*bytes),
@@ -40,7 +40,7 @@ impl OneDeviceLedger {
         self.processes.insert(GPU.into(), DeviceProcesses { has_sm_seconds: true, processes });
     }
 
-    /// Ten seconds in which the board is idle at 100 W, so that this is known.
+    /// Lets the board be idle at 100 W for ten seconds, so that its idle power is known.
     fn idle_at_100_watts(&mut self) {
         self.reading(0, Some(0.0), 0.0, None);
         self.reading(10, Some(0.0), 1000.0, None);
@@ -59,7 +59,7 @@ fn rounded(value: Option<f64>) -> Option<f64> {
     value.map(|value| (value * 100.0).round() / 100.0)
 }
 
-/// Pod: allocated, busy, idle, energy.
+/// The accounts by pod: allocated, busy, idle, energy.
 fn rows(published: &LedgerOutput) -> Vec<(String, [Option<f64>; 4])> {
     let row = |account: &Account| {
         let columns = [
@@ -211,7 +211,7 @@ fn sm_time_of_the_mps_server_is_its_clients_by_their_memory() {
     assert_eq!(unattributed.memory_bytes[&UnattributedReason::Driver], 2, "the server's, and the rest");
     assert_eq!(unattributed.processes[&UnattributedReason::NotAllocated], 0);
     assert_eq!((unattributed.processes[&UnattributedReason::Driver], &published.unallocated_uses[..]), (1, &[][..]));
-    // Without their memory equally.
+    // Where the memory is unknown, their parts are equal.
     case.run(&[(Owner::MpsServer, 13.0, 1)]);
     let published = case.reading(40, Some(12.0), 8000.0, None);
     assert_eq!(rows(&published).iter().map(|(_, columns)| columns[1]).collect::<Vec<_>>(), [Some(8.0), Some(4.0)]);
@@ -332,10 +332,10 @@ fn mig_with_gpm_goes_by_activity_times_slices() {
     let published = case.reading(20, None, 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("a", [4.29, 2.14, 2.14, 1200.0]), row("b", [1.43, 1.43, 0.0, 800.0])]);
     assert_eq!(rounded(published.unattributed[0].divided.busy_seconds), Some(3.57));
-    // Only one of them reports.
+    // Only one of the instances reports.
     case.totals.instance_busy_seconds = [(1, 10.0)].into();
     assert_eq!(case.reading(30, None, 4000.0, None).unattributed[0].divided.busy_seconds, None);
-    // Whole again.
+    // The GPU is whole again.
     case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_devices = vec![];
     case.totals.instance_busy_seconds = [].into();
     let whole = case.reading(40, Some(0.0), 4000.0, None).unattributed[0].divided.busy_seconds;

@@ -38,12 +38,11 @@ fn exclusive(pods: &[&str]) -> Holdings {
     held_by(pods, SharingForm::Exclusive, 1.0)
 }
 
-/// Pod, allocated, busy, idle, energy.
-/// Pod, GPU time held, busy, idle, energy.
+/// A pod with its GPU time held, busy time, idle time and energy.
 type AccountRow = (String, f64, Option<f64>, Option<f64>, Option<f64>);
 
 fn rows(accounts: &[Account]) -> Vec<AccountRow> {
-    // To the microsecond: floating point is not what these tables are about.
+    // The values are rounded to the microsecond, so that floating point does not matter.
     let round = |value: f64| (value * 1e6).round() / 1e6;
     let row = |account: &Account| {
         let parts = [account.counters.busy_seconds, account.counters.idle_seconds, account.counters.energy_joules]

@@ -23,7 +23,7 @@ fn key(account: &Account) -> HoldingKey {
 }
 
 fn near(one: f64, other: f64) -> bool {
-    // Sums of some thousand parts, each rounded.
+    // These are sums of some thousand parts, each rounded.
     (one - other).abs() <= 1e-9 * one.abs().max(other.abs()).max(1.0)
 }
 
@@ -189,7 +189,7 @@ impl Trial {
         Ok(())
     }
 
-    /// No figure is negative or NaN, and no counter decreases.
+    /// No value is negative or NaN, and no counter decreases.
     fn check_counters(&self, published: &LedgerOutput) -> Result<(), String> {
         type Counters = BTreeMap<(HoldingKey, Option<UnattributedReason>), [f64; 6]>;
         let counters = |published: &LedgerOutput| {

@@ -30,14 +30,14 @@ struct OneDeviceLedger {
     inventory: Inventory,
     readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     processes: BTreeMap<GpuUuid, DeviceProcesses>,
-    /// Of the next reading, but for its time, busy seconds and joules.
+    /// The totals of the next reading, except its time, busy seconds and joules.
     totals: DeviceTotals,
     unattributed: Vec<Unattributed>,
     scrapes: u64,
 }
 
 impl OneDeviceLedger {
-    /// Readings are late after so many seconds.
+    /// A world in which readings are late after this many seconds.
     fn new(readings_late: u64) -> Self {
         Self {
             ledger: Ledger::new(Duration::from_secs(readings_late)),

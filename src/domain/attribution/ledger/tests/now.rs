@@ -1,4 +1,4 @@
-//! What holders do now.
+//! The present utilization of holders.
 
 use super::super::*;
 use super::{GPU, OneDeviceLedger, monotonic};
@@ -19,7 +19,7 @@ impl OneDeviceLedger {
         case
     }
 
-    /// What each holder does, after a reading with `busy` seconds since the start.
+    /// The utilization of each holder, after a reading with `busy` seconds since the start.
     fn now(&mut self, milliseconds: u64, busy: f64) -> Vec<Option<f64>> {
         self.set_reading(milliseconds, Some(busy), None, None);
         let value = Fast { utilization_ratio: Some(0.5), ..Fast::default() };
@@ -74,6 +74,6 @@ fn a_holding_shows_what_it_does_since_it_began_and_nothing_before() {
     case.holdings.by_key.insert(key, test_data::holding(GPU, SharingForm::TimeSlicing, 0.5));
     let accounts = case.observe(9000).accounts;
     assert_eq!(accounts[1].gpu_utilization_ratio, None);
-    // In a GPU that is all busy: of two seconds one alone.
+    // The GPU is busy all the time: the holder had it alone for one of two seconds.
     assert_eq!(case.now(10_000, 10.0), [Some(0.95), Some(0.5)]);
 }

@@ -15,7 +15,7 @@ pub struct Segment<'a> {
     pub idle: Option<f64>,
 }
 
-/// Owner, busy seconds, joules.
+/// The parts: owner, busy seconds, joules.
 pub type Parts<'a> = Vec<(Result<&'a HoldingKey, UnattributedReason>, Option<f64>, Option<f64>)>;
 
 impl<'a> Segment<'a> {

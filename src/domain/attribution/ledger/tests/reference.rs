@@ -31,10 +31,10 @@ pub struct Reference {
     /// The totals to divide.
     pub busy: f64,
     pub energy: f64,
-    /// Of each holder since the last gap, by interval: the seconds held for which its busy seconds are known, and these.
+    /// The intervals of each holder since the last gap: the seconds held with known busy seconds, and these.
     pub intervals: BTreeMap<HoldingKey, Vec<(f64, f64)>>,
     pub accounted: Tick,
-    /// Has been read, or held.
+    /// Whether it has been read, or held.
     known: bool,
     read: Option<Reading>,
     gap_since: Option<Tick>,
@@ -143,7 +143,7 @@ impl Reference {
         }
     }
 
-    /// Of time that is not divided.
+    /// Skips the SM time of time that is not divided.
     fn skip_sm_seconds(&mut self, reading: &Reading) {
         let processes = reading.processes.iter().filter(|processes| processes.has_sm_seconds);
         for process in processes.flat_map(|processes| &processes.processes) {
@@ -151,7 +151,7 @@ impl Reference {
         }
     }
 
-    /// Each tick draws as much, and the holders of each tick have it by holding, or by slices.
+    /// Divides the energy of a gap equally among its ticks, and that of a tick among its holders, or by slices.
     fn divide_gap(&mut self, ticks: std::ops::Range<Tick>, joules: f64, reading: &Reading, history: &History) {
         if ticks.is_empty() {
             return self.add_unattributed(0.0, joules);
@@ -175,7 +175,7 @@ impl Reference {
         }
     }
 
-    /// Busy in the last ten seconds for which that is known: back from now, interval by interval.
+    /// How busy it was in the last ten known seconds, back from now, interval by interval.
     pub fn now(&self, key: &HoldingKey) -> Option<f64> {
         let (mut left, mut seconds, mut busy) = (10.0, 0.0, 0.0);
         for (length, of_it) in self.intervals.get(key)?.iter().rev() {
@@ -287,7 +287,7 @@ impl Reference {
         }
     }
 
-    /// SM-seconds by holder and tick, and of all other processes.
+    /// The SM-seconds by holder and tick, and those of all other processes.
     fn weights(
         &mut self,
         from: Tick,
@@ -348,7 +348,7 @@ fn perhaps_ended(reason: UnattributedReason) -> UnattributedReason {
     }
 }
 
-/// By part: how active it was between two readings, 0 to 1.
+/// How active each part was between two readings, 0 to 1.
 fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
     let is_anew = reading.gaps.until > before.gaps.until;
     let from = if is_anew { reading.gaps.until } else { before.through };

@@ -9,8 +9,8 @@ use crate::domain::model::Holding;
 
 type Holders<'a> = &'a BTreeMap<HoldingKey, Holding>;
 
-/// By weight, limited to the length of a tick: the heaviest are full first. The rest goes to those without
-/// weight.
+/// Divides an amount by weight, limited to the length of a tick: the heaviest are full first. The rest goes to those
+/// without weight.
 fn divide_up_to_limits(amount: f64, weights: &[f64], limit: f64) -> Vec<f64> {
     let mut heaviest = weights.to_vec();
     heaviest.sort_by(|one, other| other.total_cmp(one));
@@ -35,7 +35,7 @@ fn held(holders: &[Holders<'_>], counts: impl Fn(&HoldingKey) -> bool) -> Vec<f6
     holders.iter().map(|holders| if holders.keys().any(&counts) { 1.0 } else { 0.0 }).collect()
 }
 
-/// Busy seconds by tick: by SM time where there is any, else ticks with a holder first.
+/// The busy seconds of each tick: by SM time where there is any, else ticks with a holder first.
 pub fn busy(
     amount: f64,
     weights: Option<&(BTreeMap<HoldingKey, Vec<f64>>, UseByReason)>,
@@ -54,7 +54,7 @@ pub fn busy(
     divide_up_to_limits(amount, &held(holders, |_| true), limit)
 }
 
-/// By tick and part.
+/// The activity by tick and part.
 pub fn active(parts: &[MigReading], actives: &[Option<f64>], holders: &[Holders<'_>]) -> Vec<Vec<Option<f64>>> {
     let mut ticks = vec![vec![]; holders.len()];
     for (part, active) in parts.iter().zip(actives) {
@@ -68,7 +68,7 @@ pub fn active(parts: &[MigReading], actives: &[Option<f64>], holders: &[Holders<
     ticks
 }
 
-/// By tick, where all parts report.
+/// The work of each tick, where all parts report.
 pub fn work(parts: &[MigReading], actives: &[Vec<Option<f64>>]) -> Option<Vec<f64>> {
     let of = |actives: &Vec<Option<f64>>| {
         parts.iter().zip(actives).map(|(part, active)| Some((*active)? * part.fraction * TICK_SECONDS)).sum()
