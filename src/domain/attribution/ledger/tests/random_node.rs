@@ -15,19 +15,19 @@ pub type Tick = usize;
 pub const TICK_SECONDS: f64 = 0.1;
 pub const LATE_TICKS: Tick = 50;
 
-/// What is known of one GPU when it was last read.
+/// The values of one GPU at its last reading.
 #[derive(Clone, Debug)]
 pub struct Reading {
     pub through: Tick,
     pub busy: Option<f64>,
     pub energy: Option<f64>,
     pub medium_at: Option<Tick>,
-    /// Of a partitioned GPU.
+    /// The MIG devices of a partitioned GPU.
     pub mig_devices: Option<Vec<MigReading>>,
     pub processes: Option<DeviceProcesses>,
     pub memory: Option<u64>,
     pub gaps: GapReading,
-    /// Time in sessions for which the driver gave no samples.
+    /// The time in sessions for which the driver gave no samples.
     pub sampleless_seconds: f64,
 }
 
@@ -43,7 +43,7 @@ pub struct GapReading {
 pub struct MigReading {
     pub mig: MigUuid,
     pub fraction: f64,
-    /// Since the device was first read.
+    /// The active seconds since the device was first read.
     pub active_seconds: Option<f64>,
 }
 
@@ -68,7 +68,7 @@ pub struct RandomNode {
     pub holdings: Holdings,
     allocatable: Allocatable,
     slots: Slots,
-    /// By device and place on it: the holder.
+    /// The holder by device and place on it.
     grants: BTreeMap<(usize, usize), ContainerRef>,
     containers: usize,
     unix: f64,
