@@ -7,6 +7,9 @@ pub mod clock;
 pub mod commands;
 pub mod domain;
 pub mod files;
+#[cfg(any(test, fuzzing))]
+#[path = "../fuzz/src/mod.rs"]
+pub mod fuzzing;
 pub mod hardware;
 pub mod input;
 pub mod journal;

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| podmeter_fuzz::cgroup(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| podmeter::fuzzing::cgroup(bytes));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| podmeter_fuzz::nvidia_config(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| podmeter::fuzzing::nvidia_config(bytes));

@@ -1,6 +1,6 @@
-use podmeter::domain::model::ClaimHardware;
-use podmeter::kubelet::claim_files::formats::{RecordedDevice, capability_nodes, cdi, checkpoint, metadata};
-use podmeter::plugin::host::cdi::format;
+use crate::domain::model::ClaimHardware;
+use crate::kubelet::claim_files::formats::{RecordedDevice, capability_nodes, cdi, checkpoint, metadata};
+use crate::plugin::host::cdi::format;
 
 const KIND: &str = "k8s.gpu.nvidia.com/claim";
 const INSTANCE: &str = "kind: k8s.gpu.nvidia.com/claim

@@ -1,8 +1,8 @@
 use std::collections::BTreeSet;
 
-use podmeter::commands::cli;
-use podmeter::plugin::{EntryConfig, PluginConfig, parse_nvidia_config, resource_name};
-use podmeter::serve::web::WebConfig;
+use crate::commands::cli;
+use crate::plugin::{EntryConfig, PluginConfig, parse_nvidia_config, resource_name};
+use crate::serve::web::WebConfig;
 
 /// The text of our own configuration file.
 pub fn configuration(bytes: &[u8]) {

@@ -1,5 +1,5 @@
-use podmeter::domain::model::UnixSeconds;
-use podmeter::journal::{AllocationsResponse, By, Query, Usage, report};
+use crate::domain::model::UnixSeconds;
+use crate::journal::{AllocationsResponse, By, Query, Usage, report};
 
 const NOW: UnixSeconds = UnixSeconds(1_800_000_000.0);
 

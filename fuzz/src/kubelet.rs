@@ -3,10 +3,10 @@ use std::sync::{Arc, LazyLock};
 
 use prost::Message;
 
-use podmeter::domain::holders::{Holdings, Slots, join};
-use podmeter::domain::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
-use podmeter::kubelet::{checkpoint, convert, pods};
-use podmeter::wire::{v1, v1alpha1};
+use crate::domain::holders::{Holdings, Slots, join};
+use crate::domain::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
+use crate::kubelet::{checkpoint, convert, pods};
+use crate::wire::{v1, v1alpha1};
 
 /// Two whole GPUs and one with two MIG devices, which device ids of an answer may name.
 static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);

@@ -1,5 +1,5 @@
-use podmeter::commands::top;
-use podmeter::serve::api::NodeResponse;
+use crate::commands::top;
+use crate::serve::api::NodeResponse;
 
 /// What an agent answers to `podmeter top`, in JSON.
 pub fn node_answer(bytes: &[u8]) {

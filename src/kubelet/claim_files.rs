@@ -4,8 +4,7 @@
 //! In: claims, the drivers' directories. Out: each claim's record. Does not use: the inventory; what a record means is
 //! decided where devices are joined.
 
-#[doc(hidden)] // for the fuzz targets
-pub mod formats;
+pub(crate) mod formats;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

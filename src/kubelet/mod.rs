@@ -5,11 +5,10 @@
 //! `PodLogs`, published on watch channels. Does not use: drivers, metrics. Protobuf types end here.
 
 mod accepted;
-#[doc(hidden)] // for the fuzz targets
-pub mod checkpoint;
+pub(crate) mod checkpoint;
 pub mod claim_files;
 mod client;
-pub mod convert;
+pub(crate) mod convert;
 pub mod holders;
 pub mod pod_logs;
 pub mod pods;

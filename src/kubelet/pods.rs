@@ -188,8 +188,11 @@ fn ended(status: &Status) -> WatchError {
 }
 
 /// Whether the event changed anything. An unreadable pod is skipped, so that the others are kept.
-#[doc(hidden)] // for the fuzz targets
-pub fn apply(pods: &mut BTreeMap<PodUid, Arc<PodIdentity>>, event: &WatchPodsEvent, labels: &[Arc<str>]) -> bool {
+pub(crate) fn apply(
+    pods: &mut BTreeMap<PodUid, Arc<PodIdentity>>,
+    event: &WatchPodsEvent,
+    labels: &[Arc<str>],
+) -> bool {
     let kind = event.r#type();
     if !matches!(kind, EventType::Added | EventType::Modified | EventType::Deleted) {
         return false;

@@ -8,9 +8,9 @@
 //! process controls affects the owner of that process only, except a process that
 //! takes the name of the MPS server of a shared GPU.
 
-pub mod cgroup;
+pub(crate) mod cgroup;
 mod files;
-pub mod mountinfo;
+pub(crate) mod mountinfo;
 mod resolver;
 mod run;
 mod stat;

@@ -20,7 +20,6 @@ mod doctor;
 mod documentation;
 mod fake_kubelet;
 mod fake_kubelet_faults;
-mod fuzz_corpora;
 mod gap_accounting;
 mod governance;
 mod gpu_check;

@@ -37,9 +37,8 @@ use arguments::{Arguments, CliCommand, RecordArguments, TopArguments};
 use options::AgentOptions;
 use settings::ResolvedOptions;
 
-#[doc(hidden)] // for the fuzz targets
-pub use nvidia::environment;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
+pub(crate) use nvidia::environment;
 pub use settings::check_text;
 
 /// Success.

@@ -13,8 +13,7 @@ mod screen;
 mod table;
 
 pub use run::{TopError, TopSettings, run};
-#[doc(hidden)] // for the fuzz targets
-pub use table::text;
+pub(crate) use table::text;
 
 /// One line without control characters.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! In: the runtime's directories of specifications, the devices of the node, the names that containers hold. Out: for each
 //! device the vendor's name where that is the same hardware, and our files, which describe the others.
 
-pub mod format;
+pub(crate) mod format;
 mod vendor;
 mod written;
 

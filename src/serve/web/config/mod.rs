@@ -60,7 +60,7 @@ impl WebConfig {
     }
 
     /// The configuration in this text, without TLS, whose files are not read.
-    #[doc(hidden)] // for the fuzz targets
+    #[cfg(any(test, fuzzing))]
     pub fn of_text(text: &[u8]) -> Result<Self, String> {
         let written = file::WebConfigFile { tls_server_config: None, ..file::parse(text)? };
         Self::checked(written, Path::new(""), Files::default())

@@ -1,10 +1,12 @@
 //! The bodies of the fuzz targets: bytes in, a panic where a promise is broken.
 //!
-//! Inputs: any bytes. Outputs: none. Does not know: fuzzers, files, where an input comes from. `tests/it/fuzz_corpora.rs` runs
-//! the same functions over the corpora.
+//! Inputs: any bytes. Outputs: none. Does not use: fuzzers, files. They are part of the library, so that
+//! they reach what is public to nobody else, in builds for tests and with `--cfg fuzzing` only. `corpora` runs them over the corpora.
 
 mod claims;
 mod configuration;
+#[cfg(test)]
+mod corpora;
 mod journal;
 mod kubelet;
 mod pages;
@@ -15,9 +17,9 @@ pub use journal::{journal_answer, journal_query};
 pub use kubelet::kubelet_answer;
 pub use pages::node_answer;
 
-use podmeter::domain::model::{DeviceForm, DeviceId, PodUid, is_dns_label};
-use podmeter::processes::cgroup::{self, CgroupOwner};
-use podmeter::processes::mountinfo;
+use crate::domain::model::{DeviceForm, DeviceId, PodUid, is_dns_label};
+use crate::processes::cgroup::{self, CgroupOwner};
+use crate::processes::mountinfo;
 
 pub type Target = fn(&[u8]);
 
