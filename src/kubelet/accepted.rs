@@ -1,31 +1,64 @@
-//! From answers of the kubelet to the allocations that are published: UIDs and the records of claims are added,
-//! pods that the kubelet may still reject are held back, and the settle rule decides what is removed.
+//! From answers of the kubelet to the allocations that are published: which of the listed pods are accepted.
 //!
-//! In: answers, and further sources of pods. Out: the accepted allocations. It calls no kubelet.
+//! In: answers, files of the kubelet and of DRA drivers, further sources of pods. Out: the accepted allocations. It calls no
+//! kubelet. `listed_pods` and `settle` decide and are pure; each pod's name has one record, and all of an answer one state.
+//!
+//! | what | state | until | reason |
+//! |---|---|---|---|
+//! | a pod | not identified | a source has its UID | `List` has no UIDs, and a new pod may reuse the name of a removed one (every StatefulSet does so) |
+//! | | held back: it holds nothing, and nothing of it is given to others | it is admitted, as far as a source shows that | the kubelet lists a pod's devices while it admits the pod, and a pod that it rejects for another device was listed with its first |
+//! | | accepted | a settled answer does not list it | |
+//! | | removed: its UID is not used for the next pod of the name | `UID_NOT_REUSED` | the checkpoint and the log directories still have it |
+//! | all pods | fresh, after each connection | the first answer | the answer may be of a kubelet that has just started: it lists nothing, then some of its pods, then all |
+//! | | waiting: what an answer lists is accepted at once, nothing is removed, none is held back | the answer stays the same for `SETTLE`, or `SETTLE_EMPTY`; or `SETTLE_AT_LAST` | |
+//! | | settled: each answer is whole | the connection is lost or reopened | |
+//!
+//! | source of a UID | trusted | because |
+//! |---|---|---|
+//! | the kubelet's device checkpoint | first | written for each allocation, before the container starts |
+//! | Pods API | second | complete, but a pod comes into it only after its admission |
+//! | pod-log directories, or the Pods API before it was lost | last | made when the pod starts; its predecessor's may remain |
+//!
+//! | source of an admission | the pod is accepted |
+//! |---|---|
+//! | the Pods API | once the API has it, or after `LONGEST_UNCONFIRMED` |
+//! | else the checkpoint, written when a container has all its devices | once it is listed twice and the checkpoint has its devices, or after `LONGEST_UNCONFIRMED` |
+//! | neither | once it is listed twice, `LISTED_TWICE` apart |
 
-pub(super) mod pod_uid;
+mod listed_pods;
 mod settle;
-mod unconfirmed;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use self::pod_uid::{PodUids, UidSources};
-use self::settle::Settle;
+use self::listed_pods::{ListedPods, OtherSources};
 use super::checkpoint::CheckpointFile;
 use super::claim_files::{ClaimDirectories, ClaimFiles};
 use super::pods::PodSources;
-use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef};
+use crate::domain::model::{Allocations, LISTS_NONE_AT_START, Monotonic, Pod, PodDirectory, PodRef};
 
-pub use unconfirmed::Unconfirmed;
+/// How long the UID of a removed pod is not used for the next pod of its name. It is limited: a pod from a
+/// manifest keeps its UID.
+const UID_NOT_REUSED: Duration = Duration::from_secs(30);
+/// Listed twice, at least so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
+const LISTED_TWICE: Duration = Duration::from_millis(200);
+/// A pod that the Pods API or the checkpoint should have and has not is accepted after this long: a plugin may be slow. No pod
+/// that stays listed is held back for longer.
+pub const LONGEST_UNCONFIRMED: Duration = Duration::from_secs(10);
+/// Two equal answers with this much time between them are accepted in full.
+const SETTLE: Duration = Duration::from_secs(1);
+/// An answer without a single pod takes longer where pods are accepted. Where none is, it removes nothing.
+const SETTLE_EMPTY: Duration = LISTS_NONE_AT_START;
+/// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its
+/// pods.
+const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
 
 pub(super) struct AcceptedAllocations {
-    pub settle: Settle,
-    pub unconfirmed: Unconfirmed,
+    pub pods: ListedPods,
     pub checkpoint: CheckpointFile,
     pub claim_files: ClaimFiles,
-    uids: PodUids,
     sources: PodSources,
     /// As the kubelet gave it.
     answer: Allocations,
@@ -34,11 +67,9 @@ pub(super) struct AcceptedAllocations {
 impl AcceptedAllocations {
     pub fn new(device_plugin_directory: &Path, claim_directories: ClaimDirectories, sources: PodSources) -> Self {
         Self {
-            settle: Settle::default(),
-            unconfirmed: Unconfirmed::default(),
+            pods: ListedPods::default(),
             checkpoint: CheckpointFile::new(device_plugin_directory),
             claim_files: ClaimFiles::new(claim_directories),
-            uids: PodUids::default(),
             sources,
             answer: Allocations::default(),
         }
@@ -48,12 +79,12 @@ impl AcceptedAllocations {
     pub async fn observe(&mut self, now: Monotonic, answer: Allocations) -> Arc<Allocations> {
         self.answer = answer;
         let accepted = self.accept(now).await;
-        self.unconfirmed.answered(self.checkpoint.read.version);
+        self.pods.answered(self.checkpoint.read.version);
         accepted
     }
 
     /// The same after an answer about one pod; the others are as they were. `None`: the kubelet has no such active pod.
-    /// Not an answer of `List`: the versions of `unconfirmed` stay.
+    /// Not an answer of `List`: the versions of the checkpoint stay.
     pub async fn observe_pod(&mut self, now: Monotonic, reference: &PodRef, pod: Option<Pod>) -> Arc<Allocations> {
         let mut pods: BTreeMap<PodRef, Pod> =
             std::mem::take(&mut self.answer.pods).into_iter().map(|pod| (pod.reference.clone(), pod)).collect();
@@ -68,8 +99,8 @@ impl AcceptedAllocations {
     /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing,
     /// or the answer has not settled and a repetition of it would be taken for another one.
     pub async fn reconsider(&mut self, now: Monotonic) -> Option<Arc<Allocations>> {
-        let accepted = self.settle.accepted.as_ref().filter(|_| self.settle.is_settled())?;
-        let is_open = self.unconfirmed.due().is_some() || accepted.pods.iter().any(|pod| pod.uid.is_none());
+        let accepted = self.pods.settle.accepted.as_ref().filter(|_| self.pods.settle.is_settled())?;
+        let is_open = self.pods.unconfirmed_due().is_some() || accepted.pods.iter().any(|pod| pod.uid.is_none());
         let before = is_open.then(|| Arc::clone(accepted))?;
         let now = self.accept(now).await;
         (!Arc::ptr_eq(&before, &now)).then_some(now)
@@ -79,17 +110,10 @@ impl AcceptedAllocations {
         let checkpoint = self.checkpoint.refresh().await;
         let directory = Arc::clone(&self.sources.directory.borrow());
         let from_pod_logs = self.sources.logs.borrow().running_pods(&directory);
-        let sources = UidSources { checkpoint: &checkpoint, directory: &directory, from_pod_logs: &from_pod_logs };
-        let is_whole = self.settle.is_settled();
+        let sources = OtherSources { checkpoint: &checkpoint, directory: &directory, from_pod_logs: &from_pod_logs };
         let mut answer = self.answer.clone();
-        self.claim_files.complete(&mut answer, self.settle.accepted.as_deref()).await;
-        self.uids.identify(now, &mut answer, is_whole, &sources);
-        if is_whole {
-            self.unconfirmed.hold_back(now, &mut answer, self.settle.accepted.as_deref(), &directory, &checkpoint);
-        } else {
-            self.unconfirmed = Unconfirmed::default();
-        }
-        self.settle.observe(now, answer)
+        self.claim_files.complete(&mut answer, self.pods.settle.accepted.as_deref()).await;
+        self.pods.observe(now, answer, &sources)
     }
 
     /// The holders that have ended, or may have, between two states of the Pods API.
@@ -105,7 +129,8 @@ impl AcceptedAllocations {
                 (_, Some(false)) => false,
             }
         };
-        let holders = self.settle.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
+        let holders =
+            self.pods.settle.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
         holders.filter(has_ended).map(|pod| pod.reference.clone()).collect()
     }
 }

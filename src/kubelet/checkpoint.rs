@@ -17,7 +17,6 @@ use prost::Message as _;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 
-use super::accepted::pod_uid::CheckpointAllocations;
 use super::trigger::CHECKPOINT;
 use crate::domain::model::{DeviceId, FileStamp, PodUid, ResourceName};
 use crate::files;
@@ -32,6 +31,20 @@ pub(super) const LARGEST: u64 = 4 << 20;
 pub(super) static PARSING: Mutex<()> = Mutex::new(());
 /// Longest wait for the content of local files: a file system may hang.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
+
+/// Which pod was given which device, as the kubelet's checkpoint has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointAllocations {
+    /// Differs for each time that the file was written.
+    pub version: Option<FileStamp>,
+    /// `None`: several pods, so it is not known which.
+    pub pods: BTreeMap<CheckpointKey, Option<PodUid>>,
+    /// All devices by resource, registered or assigned. `None` where there is no file.
+    pub devices: Option<Arc<BTreeMap<ResourceName, BTreeSet<DeviceId>>>>,
+}
+
+/// Container, resource and device.
+pub type CheckpointKey = (Arc<str>, ResourceName, DeviceId);
 
 /// `E`: what is needed of the entries. `R`: of the registered devices.
 #[derive(Deserialize)]
@@ -158,7 +171,7 @@ pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
 
 #[derive(Default)]
 struct Assigned {
-    pods: BTreeMap<(Arc<str>, ResourceName, DeviceId), Option<PodUid>>,
+    pods: BTreeMap<CheckpointKey, Option<PodUid>>,
     devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
     /// Of containers, resources and pods: each once in memory.
     names: BTreeSet<Arc<str>>,

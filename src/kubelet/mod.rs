@@ -16,7 +16,7 @@ mod schedule;
 mod trigger;
 mod watch;
 
-pub use accepted::Unconfirmed;
+pub use accepted::LONGEST_UNCONFIRMED;
 pub use client::{CallError, Client, dial};
 pub use pods::PodSources;
 pub use watch::{KubeletHandle, KubeletSettings, start};

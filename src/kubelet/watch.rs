@@ -152,9 +152,9 @@ impl KubeletWatch {
 
     fn next_call(&mut self) -> (Duration, NextCall) {
         let pending = PendingAllocations {
-            is_settled: self.accepted.settle.is_settled(),
+            is_settled: self.accepted.pods.settle.is_settled(),
             has_ended_pods: !self.ended.is_empty(),
-            unconfirmed_due: self.accepted.unconfirmed.due(),
+            unconfirmed_due: self.accepted.pods.unconfirmed_due(),
         };
         self.schedule.next((self.settings.refresh_interval)(), pending, self.clock.now().monotonic)
     }
@@ -198,7 +198,7 @@ impl KubeletWatch {
     async fn reconsider(&mut self) {
         let allocations = self.accepted.reconsider(self.clock.now().monotonic).await;
         // A pod that was rejected changes only what is held back.
-        let changed = !self.accepted.unconfirmed.pods().eq(&self.state.unconfirmed);
+        let changed = !self.accepted.pods.unconfirmed().eq(&self.state.unconfirmed);
         if let Some(allocations) = allocations.or_else(|| self.state.allocations.clone().filter(|_| changed)) {
             self.set_allocations(allocations);
             self.publish();
@@ -207,14 +207,14 @@ impl KubeletWatch {
 
     fn set_allocations(&mut self, accepted: Arc<Allocations>) {
         self.state.allocations = Some(accepted);
-        self.state.unconfirmed = self.accepted.unconfirmed.pods().cloned().collect();
+        self.state.unconfirmed = self.accepted.pods.unconfirmed().cloned().collect();
     }
 
     /// `Get` for one pod; for several, and of a kubelet that has no `Get`, one `List` is less.
     async fn query_ended_pods(&mut self) {
         let ended = std::mem::take(&mut self.ended);
         let one = ended.first().filter(|_| ended.len() == 1 && !self.unimplemented.contains("Get"));
-        let Some(pod) = one.filter(|_| self.accepted.settle.is_settled()) else { return self.refresh().await };
+        let Some(pod) = one.filter(|_| self.accepted.pods.settle.is_settled()) else { return self.refresh().await };
         let started = self.start_call();
         let answer = self.client.get(pod).await;
         let now = self.finish_call("Get", started, answer.as_ref().err());
@@ -234,7 +234,7 @@ impl KubeletWatch {
     /// The next answer may be the first one of another kubelet, whichever call it belongs to.
     fn reset_connection(&mut self) {
         self.client.disconnect();
-        self.accepted.settle.reconnected();
+        self.accepted.pods.settle.reconnected();
         self.unimplemented.clear();
     }
 
@@ -272,7 +272,7 @@ impl KubeletWatch {
                 self.set_allocations(allocations);
                 self.state.allocations_at = Some(now);
                 self.state.unreadable_claim_files = self.accepted.claim_files.unreadable.clone();
-                self.state.settled = self.accepted.settle.is_settled();
+                self.state.settled = self.accepted.pods.settle.is_settled();
                 self.state.truncated = false;
                 self.state.collector.success = true;
                 self.state.collector.last_success = Some(now);

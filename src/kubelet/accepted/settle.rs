@@ -1,24 +1,12 @@
-//! The settle rule. A kubelet that has just started answers `List` with nothing, then with some of its pods, then with
-//! all. What an answer lists is accepted at once; what it no longer lists is removed only once the answer has settled,
-//! which means that it stayed the same for a while.
+//! What an answer removes: nothing before it has settled. The table is in `accepted`.
 //!
 //! In: answers and their times. Out: the accepted allocations. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::domain::model::{
-    Allocations, ClaimDevice, Container, DeviceId, LISTS_NONE_AT_START, Monotonic, Pod, PodRef,
-};
-
-/// Two equal answers with this much time between them are accepted in full.
-const SETTLE: Duration = Duration::from_secs(1);
-/// An answer without a single pod takes longer where pods are accepted. Where none is, it removes nothing.
-const SETTLE_EMPTY: Duration = LISTS_NONE_AT_START;
-/// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its
-/// pods.
-const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
+use super::{SETTLE, SETTLE_AT_LAST, SETTLE_EMPTY};
+use crate::domain::model::{Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodRef};
 
 /// Decides which allocations to accept after each answer of the kubelet.
 #[derive(Debug, Default)]

@@ -1,5 +1,5 @@
-use super::*;
-use crate::domain::model::ContainerRef;
+use super::super::*;
+use crate::domain::model::{ContainerRef, DeviceId, ResourceName};
 use crate::test_data;
 
 const GPU: &str = "nvidia.com/gpu";
@@ -16,7 +16,7 @@ fn answer(pods: &[(&str, &[&str])]) -> Allocations {
 /// What is known of UIDs, and the pods as they were identified up to now.
 #[derive(Default)]
 struct World {
-    uids: PodUids,
+    pods: ListedPods,
     checkpoint: CheckpointAllocations,
     directory: PodDirectory,
     logged: BTreeMap<PodRef, Arc<PodIdentity>>,
@@ -64,10 +64,11 @@ impl World {
         self.second += 1;
         let mut answer = answer(pods);
         let sources =
-            UidSources { checkpoint: &self.checkpoint, directory: &self.directory, from_pod_logs: &self.logged };
-        self.uids.identify(Monotonic::from_secs(self.second), &mut answer, is_whole, &sources);
+            OtherSources { checkpoint: &self.checkpoint, directory: &self.directory, from_pod_logs: &self.logged };
+        self.pods.track(Monotonic::from_secs(self.second), &mut answer, is_whole, &sources);
         let text = |uid: &Option<PodUid>| uid.as_ref().map(|uid| uid.as_str().to_owned());
-        let Some(pod) = answer.pods.first() else { return (None, None) };
+        // Whether it is held back is of no matter here.
+        let Some(pod) = answer.pods.first().or_else(|| self.pods.unconfirmed().next()) else { return (None, None) };
         (text(&pod.uid), text(&pod.containers[0].reference.pod_uid))
     }
 }

@@ -1,7 +1,5 @@
-use std::sync::Arc;
-
-use super::*;
-use crate::domain::model::{ContainerRef, PodIdentity};
+use super::super::*;
+use crate::domain::model::ContainerRef;
 use crate::test_data::{container, pod};
 
 fn listed(uids: &[&str]) -> Allocations {
@@ -27,15 +25,38 @@ fn directory(pods: &[(&str, bool)]) -> PodDirectory {
     PodDirectory { complete: true, pods: pods.iter().map(identity).collect(), problem: None }
 }
 
+/// Takes the pods that are held back from the answer, which is whole.
+fn hold_back(
+    pods: &mut ListedPods,
+    millisecond: u64,
+    answer: &mut Allocations,
+    directory: &PodDirectory,
+    checkpoint: &CheckpointAllocations,
+) {
+    let sources = OtherSources { checkpoint, directory, from_pod_logs: &BTreeMap::new() };
+    pods.track(Monotonic::from_millis(millisecond), answer, true, &sources);
+}
+
+/// A checkpoint that names the pod of the device. Without `devices` it confirms no admission.
+fn only_uid(uid: &str) -> CheckpointAllocations {
+    let pods = [(("main".into(), "nvidia.com/gpu".into(), "0".into()), Some(uid.into()))].into();
+    CheckpointAllocations { pods, ..CheckpointAllocations::default() }
+}
+
+fn accepted(allocations: &Allocations) -> ListedPods {
+    let mut pods = ListedPods::default();
+    pods.settle.accepted = Some(Arc::new(allocations.clone()));
+    pods
+}
+
 /// Whether the pod with UID `new` is accepted at each of these milliseconds, in which it is listed.
 fn believed_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirectory) -> Vec<bool> {
-    let mut unconfirmed = Unconfirmed::default();
+    let mut pods = accepted(before);
     let mut at = |millisecond| {
         let mut answer = listed(&["new"]);
-        let unread = CheckpointAllocations::default();
-        unconfirmed.hold_back(Monotonic::from_millis(millisecond), &mut answer, Some(before), directory, &unread);
+        hold_back(&mut pods, millisecond, &mut answer, directory, &only_uid("new"));
         assert_eq!(
-            unconfirmed.due().is_none(),
+            pods.unconfirmed_due().is_none(),
             !answer.pods.is_empty() || directory.pods.values().any(|pod| pod.terminal)
         );
         !answer.pods.is_empty()
@@ -45,14 +66,14 @@ fn believed_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirect
 
 #[test]
 fn a_pod_that_was_rejected_after_its_first_allocate_never_held() {
-    let mut unconfirmed = Unconfirmed::default();
-    let (nothing, unread) = (PodDirectory::default(), CheckpointAllocations::default());
+    let mut pods = accepted(&listed(&[]));
+    let (nothing, checkpoint) = (PodDirectory::default(), only_uid("new"));
     let mut answer = listed(&["new"]);
-    unconfirmed.hold_back(Monotonic::from_millis(0), &mut answer, Some(&listed(&[])), &nothing, &unread);
+    hold_back(&mut pods, 0, &mut answer, &nothing, &checkpoint);
     assert!(answer.pods.is_empty());
-    assert_eq!(unconfirmed.due(), Some(Monotonic::from_millis(200)));
-    unconfirmed.hold_back(Monotonic::from_millis(200), &mut answer, Some(&listed(&[])), &nothing, &unread);
-    assert_eq!((answer.pods.len(), unconfirmed.due()), (0, None), "no longer listed");
+    assert_eq!(pods.unconfirmed_due(), Some(Monotonic::from_millis(200)));
+    hold_back(&mut pods, 200, &mut answer, &nothing, &checkpoint);
+    assert_eq!((answer.pods.len(), pods.unconfirmed_due()), (0, None), "no longer listed");
 }
 
 #[test]
@@ -76,7 +97,7 @@ fn the_pods_api_confirms_its_admission() {
 
 /// Each answer with the checkpoint that is read after it: its version, and whether it has the device.
 fn accepted_with(answers: &[(u64, &[&str], u64, bool)]) -> Vec<bool> {
-    let (mut unconfirmed, nothing) = (Unconfirmed::default(), PodDirectory::default());
+    let (mut pods, nothing) = (ListedPods::default(), PodDirectory::default());
     let answered = |(millisecond, uids, version, has_device): &(u64, &[&str], u64, bool)| {
         let mut checkpoint = CheckpointAllocations {
             version: Some(FileStamp { bytes: *version, ..FileStamp::default() }),
@@ -87,8 +108,8 @@ fn accepted_with(answers: &[(u64, &[&str], u64, bool)]) -> Vec<bool> {
             checkpoint.pods.insert(("main".into(), "nvidia.com/gpu".into(), "0".into()), None);
         }
         let mut answer = listed(uids);
-        unconfirmed.hold_back(Monotonic::from_millis(*millisecond), &mut answer, None, &nothing, &checkpoint);
-        unconfirmed.answered(checkpoint.version);
+        hold_back(&mut pods, *millisecond, &mut answer, &nothing, &checkpoint);
+        pods.answered(checkpoint.version);
         !answer.pods.is_empty()
     };
     answers.iter().map(answered).collect()

@@ -1,0 +1,2 @@
+mod admission;
+mod identity;
