@@ -12,12 +12,12 @@ use super::pcie_bytes::PcieBytes;
 use super::recent_use::RecentUse;
 use super::source::{Integrals, Pass, PassStatus};
 use crate::domain::model::{
-    DeviceReadings, DeviceTotals, Fast, LinkCounters, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Traffic,
+    DeviceReadings, DeviceTotals, Fast, LinkCounters, Medium, Monotonic, Slow, Stamped, Traffic,
 };
 
-/// How long an idle or ended process is kept: longer than the time between two readings of its use, of which consumers
-/// take differences.
-const IDLE_PROCESS_RETENTION: Duration = Duration::from_secs(60);
+/// How long a process is kept after it was last listed or active: longer than the time between two readings of its use. What
+/// takes differences of its total forgets it with the total.
+const PROCESS_RETENTION: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub struct GpuState {
@@ -41,7 +41,7 @@ pub struct GpuState {
     /// Whether the readings were withdrawn, so that the next pass ends a gap.
     interrupted: bool,
     lacks_utilization: bool,
-    /// The processes of the last minute, and when each was last listed.
+    /// The processes of the last minute, and when each was last listed or active.
     recent_pids: BTreeMap<u32, Monotonic>,
     pub stuck: bool,
     pub lost: bool,
@@ -162,7 +162,11 @@ impl GpuState {
 
     fn set(&mut self, at: Monotonic, Pass { fast, medium, slow, pids, .. }: Pass) {
         self.recent_pids.extend(pids.into_iter().flatten().map(|pid| (pid, at)));
-        self.recent_pids.retain(|_, seen| at.since(*seen) <= IDLE_PROCESS_RETENTION);
+        self.recent_pids.retain(|_, seen| at.since(*seen) <= PROCESS_RETENTION);
+        // After the additions, so that a process is absent from at least one pass before it restarts at zero.
+        if let Some(totals) = &mut self.totals.process_sm_seconds {
+            totals.retain(|pid, _| self.recent_pids.contains_key(pid));
+        }
         if let Some(mut value) = fast {
             self.recent_use.set_fast(&mut value);
             self.fast = Some(Stamped { at, value });
@@ -189,7 +193,11 @@ impl GpuState {
             self.totals.process_sm_seconds = None;
         }
         if let Some(worked) = integrals.process_sm_seconds {
-            add_process_work(self.totals.process_sm_seconds.get_or_insert_default(), at, worked);
+            let totals = self.totals.process_sm_seconds.get_or_insert_default();
+            for (pid, seconds) in worked.into_iter().filter(|(_, seconds)| seconds.is_finite() && *seconds > 0.0) {
+                *totals.entry(pid).or_default() += seconds;
+                self.recent_pids.insert(pid, at);
+            }
         }
         raise(&mut self.totals.busy_seconds, integrals.busy_seconds);
         raise(&mut self.totals.memory_busy_seconds, integrals.memory_busy_seconds);
@@ -260,20 +268,6 @@ fn raise(total: &mut Option<f64>, addition: Option<f64>) {
     if let Some(addition) = addition.filter(|addition| addition.is_finite()) {
         *total.get_or_insert(0.0) += addition.max(0.0);
     }
-}
-
-/// Adds the values of one pass, and drops processes that have been idle for long.
-fn add_process_work(work: &mut BTreeMap<u32, ProcessSmSeconds>, at: Monotonic, worked: Vec<(u32, f64)>) {
-    for (pid, seconds) in worked {
-        if !(seconds.is_finite() && seconds > 0.0) {
-            continue;
-        }
-        let process = work.entry(pid).or_insert(ProcessSmSeconds { sm_seconds: 0.0, last_active: at });
-        process.sm_seconds += seconds;
-        process.last_active = at;
-    }
-    // After the additions, so that a process is absent from at least one pass before it restarts at zero.
-    work.retain(|_, process| at.since(process.last_active) <= IDLE_PROCESS_RETENTION);
 }
 
 /// The byte counters as the reader gave them. A sum of links is absent where one has no value.

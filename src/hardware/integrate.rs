@@ -7,7 +7,7 @@ const LAG_SECONDS: f64 = 2.0;
 /// The longest time that one sample can cover; sample periods are 1/6 s to 1 s.
 const STEP_SECONDS: f64 = 2.0;
 /// After so many seconds, more than a ring has, without a new sample the whole ring is read again: its clock may have stepped back.
-const SILENT_SECONDS: f64 = 25.0;
+pub const SILENT_SECONDS: f64 = 25.0;
 
 /// One entry of the ring. The timestamp is in microseconds since an unknown origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

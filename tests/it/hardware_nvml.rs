@@ -535,7 +535,7 @@ fn what_each_process_does_is_integrated() {
     let hardware = run(&fake, quick());
     let worked = |state: &HardwareState, pid: u32| {
         let process = readings(state, 0).totals.process_sm_seconds.as_ref()?.get(&pid)?;
-        Some((process.sm_seconds, readings(state, 0).totals.through))
+        Some((*process, readings(state, 0).totals.through))
     };
     let state = wait(&hardware, "work", |state| has_fast(state, 0) && worked(state, 11).is_some());
     let (begin, since) = worked(&state, 10).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation};
 use podmeter::domain::holders::{HoldingKey, Holdings};
-use podmeter::domain::model::{ContainerRef, DeviceReadings, Inventory, Owner, ProcessSmSeconds, SharingForm};
+use podmeter::domain::model::{ContainerRef, DeviceReadings, Inventory, Owner, SharingForm};
 use podmeter::hardware::{GpuReader, GpuState, Staleness};
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 use serde_json::{Value, json};
@@ -70,8 +70,8 @@ impl TimeSlicedNode {
         self.totals.add_pass(now.monotonic, second == 0, pass);
         let readings = Arc::new(self.totals.readings(now.monotonic, STALENESS));
         let used = readings.totals.process_sm_seconds.iter().flatten();
-        let owned = |(pid, used): (&u32, &ProcessSmSeconds)| {
-            process(*pid, Owner::Container(container(PODS[(pid - PIDS[0]) as usize])), used.sm_seconds)
+        let owned = |(pid, used): (&u32, &f64)| {
+            process(*pid, Owner::Container(container(PODS[(pid - PIDS[0]) as usize])), *used)
         };
         let has_sm_seconds = readings.totals.process_sm_seconds.is_some();
         let processes = DeviceProcesses { has_sm_seconds, processes: used.map(owned).collect() };

@@ -166,7 +166,7 @@ impl Ledger {
                 device.close_gap(gap.energy_joules, &mut self.audit);
             }
             let mig = MigWeights::new(known_gpu, &active, processes);
-            let increases = device.used_sm_time.advance(processes, &readings.totals, now.monotonic);
+            let increases = device.used_sm_time.advance(processes, &readings.totals);
             device.account(&interval, increases, mig.as_ref(), now, &mut self.audit);
         }
         for (gpu, device) in &mut self.devices {

@@ -78,7 +78,7 @@ fn of_device(
         if owner == Owner::Unknown(UnknownOwner::NotResolved) {
             return None;
         }
-        let sm_seconds = worked.and_then(|worked| worked.get(&pid)).map_or(0.0, |work| work.sm_seconds);
+        let sm_seconds = worked.and_then(|worked| worked.get(&pid)).copied().unwrap_or(0.0);
         Some(OwnedProcess {
             pid,
             owner,
@@ -106,7 +106,7 @@ fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
     use crate::domain::model::{
-        ContainerRef, DeviceTotals, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, SourceStatus, Stamped,
+        ContainerRef, DeviceTotals, Medium, Monotonic, Process, ProcessKey, SourceStatus, Stamped,
     };
 
     fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
@@ -115,9 +115,7 @@ mod tests {
         let processes = listed.map(|pids| pids.iter().map(process).collect());
         let at = Monotonic::default();
         let medium = Some(Stamped { at, value: Medium { processes, ..Medium::default() } });
-        let work =
-            |(pid, sm_seconds): &(u32, f64)| (*pid, ProcessSmSeconds { sm_seconds: *sm_seconds, last_active: at });
-        let process_sm_seconds = worked.map(|worked| worked.iter().map(work).collect());
+        let process_sm_seconds = worked.map(|worked| worked.iter().copied().collect());
         let totals = DeviceTotals { process_sm_seconds, ..DeviceTotals::default() };
         let readings = Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() });
         HardwareState { readings: [("GPU-1".into(), readings)].into(), ..HardwareState::default() }

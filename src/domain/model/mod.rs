@@ -52,8 +52,8 @@ pub use plugin::{AppliedProfile, MpsDaemons, PluginResource, PluginState, Plugin
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, PodLogs, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
-    Clocks, DeviceProcess, DeviceReadings, DeviceTotals, Fast, GpmRatios, InstanceReading, Medium, MemoryUse,
-    ProcessSmSeconds, Rates, ReadingGaps, Stamped, Traffic,
+    Clocks, DeviceProcess, DeviceReadings, DeviceTotals, Fast, GpmRatios, InstanceReading, Medium, MemoryUse, Rates,
+    ReadingGaps, Stamped, Traffic,
 };
 pub use recent_count::RecentCount;
 pub use recent_ratio::RecentRatio;

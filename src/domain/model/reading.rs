@@ -24,7 +24,7 @@ pub struct DeviceReadings {
     pub medium: Option<Stamped<Medium>>,
     #[serde(skip_deserializing)]
     pub slow: Option<Stamped<Slow>>,
-    /// The processes that had a context on the GPU at some time in the last minute.
+    /// The processes that were active, or had a context on the GPU, at some time in the last minute.
     #[serde(skip)]
     pub recent_pids: BTreeSet<u32>,
     /// Whether a call on this GPU has not returned within the watchdog's limit.
@@ -74,14 +74,14 @@ pub struct DeviceTotals {
     pub uncovered_seconds: f64,
     #[serde(skip)]
     pub gaps: ReadingGaps,
-    /// The SM use of each process, by PID. `None` while the driver has no values, as always on a partitioned GPU. A
-    /// process that is not listed has not been active for a minute.
+    /// The part of the SMs' time that each process used, 0 to 1, integrated over time, by PID. `None` while the driver has no
+    /// values, as always on a partitioned GPU. A process that is absent was neither active nor listed for a minute.
     ///
     /// These are weights to compare with each other, not parts of the device's busy seconds: processes run at the same
     /// time, and the driver rounds to percent and leaves out small values. A process that works again after it was removed
     /// restarts at zero.
     #[serde(skip)]
-    pub process_sm_seconds: Option<BTreeMap<u32, ProcessSmSeconds>>,
+    pub process_sm_seconds: Option<BTreeMap<u32, f64>>,
 }
 
 impl DeviceTotals {
@@ -101,15 +101,6 @@ pub struct ReadingGaps {
     pub energy_joules: f64,
     /// The end of the last gap: the first pass after it.
     pub until: Monotonic,
-}
-
-/// The SM use of one process on one GPU.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ProcessSmSeconds {
-    /// The part of the SMs' time, 0 to 1, integrated over time. It never falls.
-    pub sm_seconds: f64,
-    /// The last pass in which it was active.
-    pub last_active: Monotonic,
 }
 
 /// The readings of the fast tier: every ten seconds, and every second while the GPU is watched.

@@ -129,21 +129,24 @@ fn a_clock_event_that_is_active_after_a_gap_has_not_become_active() {
 }
 
 #[test]
-fn a_process_is_kept_for_a_minute_and_then_restarts_at_zero() {
-    let mut work = BTreeMap::new();
-    add_process_work(&mut work, Monotonic::from_secs(1), vec![(7, 0.5), (8, 0.25), (9, f64::NAN), (10, 0.0)]);
-    add_process_work(&mut work, Monotonic::from_secs(2), vec![(7, 0.5)]);
-    assert_eq!(work[&7], ProcessSmSeconds { sm_seconds: 1.0, last_active: Monotonic::from_secs(2) });
-    add_process_work(&mut work, Monotonic::from_secs(61), vec![]);
-    assert_eq!(work.keys().collect::<Vec<_>>(), [&7, &8]);
-    add_process_work(&mut work, Monotonic::from_secs(62), vec![]);
-    assert_eq!(work.keys().collect::<Vec<_>>(), [&7]);
-    // It was idle for longer, but never absent: its counter continues.
-    add_process_work(&mut work, Monotonic::from_secs(70), vec![(7, 0.125)]);
-    assert_eq!(work[&7], ProcessSmSeconds { sm_seconds: 1.125, last_active: Monotonic::from_secs(70) });
-    add_process_work(&mut work, Monotonic::from_secs(131), vec![]);
-    add_process_work(&mut work, Monotonic::from_secs(132), vec![(7, 0.125)]);
-    assert_eq!(work[&7], ProcessSmSeconds { sm_seconds: 0.125, last_active: Monotonic::from_secs(132) });
+fn a_process_is_kept_for_a_minute_after_it_was_active_or_listed_and_then_restarts_at_zero() {
+    let mut state = GpuState::default();
+    let mut totals = |second, worked: &[(u32, f64)], listed: &[u32]| {
+        let integrals = Integrals { process_sm_seconds: Some(worked.to_vec()), ..Integrals::default() };
+        let (fast, pids) = (Some(Fast::default()), Some(listed.iter().copied().collect()));
+        state.add_pass(Monotonic::from_secs(second), false, Pass { integrals, fast, pids, ..Pass::default() });
+        state.totals().process_sm_seconds.clone().unwrap()
+    };
+    totals(1, &[(7, 0.5), (8, 0.25), (9, f64::NAN), (10, 0.0)], &[]);
+    assert_eq!(totals(2, &[(7, 0.5)], &[]), [(7, 1.0), (8, 0.25)].into());
+    assert_eq!(totals(61, &[], &[]).len(), 2);
+    assert_eq!(totals(62, &[], &[]), [(7, 1.0)].into());
+    // It was idle for longer, but never absent: its total continues.
+    assert_eq!(totals(70, &[(7, 0.125)], &[]), [(7, 1.125)].into());
+    assert_eq!(totals(100, &[], &[7]), [(7, 1.125)].into());
+    assert_eq!(totals(160, &[], &[]), [(7, 1.125)].into(), "it was listed a minute ago");
+    assert_eq!(totals(161, &[], &[]), [].into());
+    assert_eq!(totals(162, &[(7, 0.125)], &[]), [(7, 0.125)].into());
 }
 
 #[test]

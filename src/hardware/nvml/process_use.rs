@@ -9,6 +9,7 @@ use nvml_wrapper_sys::bindings::nvmlProcessesUtilizationInfo_v1_t;
 use super::calls::{CallRefusal, Caller, call, fill, version};
 use super::library::DeviceHandle;
 use super::processes::LARGEST;
+use crate::hardware::integrate::SILENT_SECONDS;
 use crate::hardware::plausible;
 
 use UtilizationCall::{Newer, Older};
@@ -19,10 +20,8 @@ const CAPACITY: usize = 512;
 const SAMPLE_SECONDS: f64 = 1.0;
 /// The largest time between samples of processes that run at the same time, in microseconds.
 const SPREAD: u64 = 2_000_000;
-/// A process without a sample for this time, in microseconds, is dropped.
-const FORGOTTEN: u64 = 60_000_000;
-/// After so many seconds, more than a ring has, without a new sample all samples are requested again: the driver's clock may have stepped back.
-const SILENT_SECONDS: f64 = 25.0;
+/// In microseconds: no ring has an older sample.
+const RING: u64 = SILENT_SECONDS as u64 * 1_000_000;
 /// From this utilization on, some process must have a sample.
 const BUSY: f64 = 0.05;
 /// After this many seconds without a sample on a busy GPU, and two passes, the other call is tried; without samples in both,
@@ -242,7 +241,7 @@ impl Cursors {
         }
         self.of_pid.extend(samples.iter().map(|sample| (sample.pid, sample.at)));
         let Some(newest) = self.newest else { return };
-        self.of_pid.retain(|_, at| *at <= newest && newest - *at <= FORGOTTEN);
+        self.of_pid.retain(|_, at| *at <= newest && newest - *at <= RING);
         let recent = self.of_pid.values().filter(|at| newest - **at <= SPREAD);
         self.last_seen = recent.min().copied().or(self.newest);
     }

@@ -2,15 +2,9 @@
 //! time by holder, and fraction and activity of each MIG device. Does not use: intervals and their amounts.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
-use crate::domain::model::{
-    ContainerRef, DeviceTotals, Gpu, MigDevice, MigUuid, Monotonic, Owner, PodRef, UnattributedReason,
-};
-
-/// The time without a report after which a process has ended.
-const PROCESS_ENDED: Duration = Duration::from_secs(120);
+use crate::domain::model::{ContainerRef, DeviceTotals, Gpu, MigDevice, MigUuid, Owner, PodRef, UnattributedReason};
 
 /// The weights that divide a segment.
 #[derive(Clone, Debug)]
@@ -26,9 +20,8 @@ pub enum Weights {
 /// The SM time of each process of one device that has been used.
 #[derive(Debug, Default)]
 pub struct UsedSmTime {
-    /// The total of each process, and when it was last reported; by PID alone, because a process that can no longer be
-    /// read has no start time.
-    used: BTreeMap<u32, (f64, Monotonic)>,
+    /// The total of each process, by PID alone, because a process that can no longer be read has no start time.
+    used: BTreeMap<u32, f64>,
 }
 
 /// The SM-seconds of each process in an interval.
@@ -45,26 +38,28 @@ pub struct SmWeights {
 impl UsedSmTime {
     /// Uses the SM time up to now, also of an interval that is not divided or whose processes have no known owners: it weighs
     /// nothing later. Returns that since the last call; `None` without owners, and where the driver reports none by process.
+    /// What the totals no longer have is forgotten: a process that works again restarts at zero.
     pub fn advance<'a>(
         &mut self,
         processes: Option<&'a DeviceProcesses>,
         totals: &DeviceTotals,
-        now: Monotonic,
     ) -> Option<SmIncreases<'a>> {
+        let mut before = std::mem::take(&mut self.used);
+        let totals = totals.process_sm_seconds.iter().flatten();
+        let Some(processes) = processes.filter(|processes| processes.has_sm_seconds) else {
+            self.used = totals.map(|(pid, total)| (*pid, *total)).collect();
+            return None;
+        };
         let increase = |process: &'a OwnedProcess| {
             let total = if process.sm_seconds.is_finite() { process.sm_seconds.max(0.0) } else { 0.0 };
-            let (before, _) = self.used.insert(process.pid, (total, now)).unwrap_or((0.0, now));
-            // The count of a process that was idle for long restarts at zero.
-            (process, if total < before { total } else { total - before })
+            let used = before.remove(&process.pid).unwrap_or(0.0);
+            self.used.insert(process.pid, total);
+            (process, if total < used { total } else { total - used })
         };
-        let processes = processes.filter(|processes| processes.has_sm_seconds);
-        let increases = processes.map(|processes| processes.processes.iter().map(increase).collect());
-        if increases.is_none() {
-            let totals = totals.process_sm_seconds.iter().flatten();
-            self.used.extend(totals.map(|(pid, process)| (*pid, (process.sm_seconds, now))));
-        }
-        self.used.retain(|_, (_, reported)| now.since(*reported) < PROCESS_ENDED);
-        increases
+        let increases = processes.processes.iter().map(increase).collect();
+        // The owner of these is not known yet: their use is divided once it is.
+        self.used.extend(totals.filter_map(|(pid, _)| before.remove_entry(pid)));
+        Some(increases)
     }
 }
 
@@ -196,7 +191,7 @@ pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{ProcessSmSeconds, UnknownOwner};
+    use crate::domain::model::UnknownOwner;
 
     fn process(owner: Owner, sm_seconds: f64) -> DeviceProcesses {
         DeviceProcesses { has_sm_seconds: true, processes: vec![crate::test_data::process(7, owner, sm_seconds)] }
@@ -206,25 +201,30 @@ mod tests {
     fn a_process_that_can_no_longer_be_read_does_not_count_again() {
         let main = ContainerRef::new("team", "train", "main");
         let mut used = UsedSmTime::default();
-        let mut weights = |second, processes: DeviceProcesses| {
-            let (totals, now) = (DeviceTotals::default(), Monotonic::from_secs(second));
-            SmWeights::new(&used.advance(Some(&processes), &totals, now).unwrap(), &[&main])
+        let mut weights = |processes: DeviceProcesses| {
+            SmWeights::new(&used.advance(Some(&processes), &DeviceTotals::default()).unwrap(), &[&main])
         };
-        assert_eq!(weights(1, process(Owner::Container(main.clone()), 30.0)).holders, [30.0]);
-        let after = weights(61, process(Owner::Unknown(UnknownOwner::Gone), 30.0));
+        assert_eq!(weights(process(Owner::Container(main.clone()), 30.0)).holders, [30.0]);
+        let after = weights(process(Owner::Unknown(UnknownOwner::Gone), 30.0));
         assert_eq!(after, SmWeights { holders: vec![0.0], others: BTreeMap::new() });
     }
 
     #[test]
-    fn ended_processes_without_known_owners_are_forgotten() {
+    fn a_process_is_forgotten_with_its_total_and_not_with_its_owner() {
+        let totals = |worked: &[(u32, f64)]| DeviceTotals {
+            process_sm_seconds: Some(worked.iter().copied().collect()),
+            ..DeviceTotals::default()
+        };
         let mut used = UsedSmTime::default();
-        for second in 0..1000 {
-            let now = Monotonic::from_secs(second);
-            let worked = [(second as u32, ProcessSmSeconds { sm_seconds: 1.0, last_active: now })];
-            let totals = DeviceTotals { process_sm_seconds: Some(worked.into()), ..DeviceTotals::default() };
-            assert_eq!(used.advance(None, &totals, now), None);
-        }
-        assert_eq!(used.used.len(), 120);
+        assert_eq!(used.advance(None, &totals(&[(7, 1.0), (8, 1.0)])), None);
+        let owned = process(Owner::Host, 2.0);
+        let unowned = DeviceProcesses { has_sm_seconds: true, processes: vec![] };
+        let increase = |increases: Option<SmIncreases<'_>>| increases.unwrap().first().map(|(_, increase)| *increase);
+        assert_eq!(increase(used.advance(Some(&unowned), &totals(&[(7, 1.5)]))), None);
+        assert_eq!(used.used, [(7, 1.0)].into(), "7 is not divided yet, 8 is forgotten");
+        assert_eq!(increase(used.advance(Some(&owned), &totals(&[(7, 2.0)]))), Some(1.0));
+        used.advance(Some(&unowned), &totals(&[]));
+        assert_eq!(increase(used.advance(Some(&owned), &totals(&[(7, 2.0)]))), Some(2.0), "it has restarted");
     }
 
     #[test]

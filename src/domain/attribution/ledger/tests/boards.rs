@@ -266,7 +266,10 @@ impl Board {
             mig: device.uuid,
         });
         let processes = DeviceProcesses { has_sm_seconds, processes: self.processes.clone() };
-        let tells_processes = tells_processes && !is_partitioned && now >= self.without_processes_until;
+        let tells_processes = tells_processes && !is_partitioned;
+        let sm_seconds = self.processes.iter().map(|process| (process.pid, process.sm_seconds));
+        let process_sm_seconds = (tells_processes && has_sm_seconds).then(|| sm_seconds.collect());
+        let tells_processes = tells_processes && now >= self.without_processes_until;
         self.reading = Some(Reading {
             through,
             busy: (tells_busy && !is_partitioned).then_some(self.reported_busy - self.origin.0),
@@ -274,6 +277,7 @@ impl Board {
             medium_at,
             mig_devices: is_partitioned.then(|| mig_devices.collect()),
             processes: tells_processes.then_some(processes),
+            process_sm_seconds,
             memory: medium_at.map(|_| self.memory),
             gaps: self.gaps,
             sampleless_seconds: self.sampleless,
@@ -339,6 +343,7 @@ impl Board {
                     energy_joules: reading.gaps.energy,
                     until: at(reading.gaps.until),
                 },
+                process_sm_seconds: reading.process_sm_seconds.clone(),
                 ..DeviceTotals::default()
             },
             fast: Some(Stamped {

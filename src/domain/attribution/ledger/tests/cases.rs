@@ -6,7 +6,7 @@ use crate::domain::attribution::OwnedProcess;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
     Attribution, ContainerRef, Fast, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef,
-    ProcessSmSeconds, SharingForm, Stamped, UnattributedReason,
+    SharingForm, Stamped, UnattributedReason,
 };
 
 use crate::test_data;
@@ -225,9 +225,7 @@ fn sm_time_during_a_hung_process_scan_weighs_nothing_after_it() {
     let mut read = |second, busy, sm_seconds: [f64; 2], has_owners: bool| {
         case.run(&[(owner("a"), sm_seconds[0], 5), (owner("b"), sm_seconds[1], 2)]);
         case.processes.retain(|_, _| has_owners);
-        let last_active = monotonic(second * 1000);
-        let worked = sm_seconds.map(|sm_seconds| ProcessSmSeconds { sm_seconds, last_active });
-        case.totals.process_sm_seconds = Some((0..).zip(worked).collect());
+        case.totals.process_sm_seconds = Some((0..).zip(sm_seconds).collect());
         case.set_reading(second * 1000, Some(busy), None, None);
         case.at(second).accounts.iter().map(|one| one.counters.busy_seconds).collect::<Vec<_>>()
     };

@@ -143,12 +143,9 @@ impl Reference {
         }
     }
 
-    /// Skips the SM time of time that is not divided.
+    /// Skips the SM time of time that is not divided, or not by process.
     fn skip_sm_seconds(&mut self, reading: &Reading) {
-        let processes = reading.processes.iter().filter(|processes| processes.has_sm_seconds);
-        for process in processes.flat_map(|processes| &processes.processes) {
-            self.used_sm.insert(process.pid, process.sm_seconds);
-        }
+        self.used_sm.extend(reading.process_sm_seconds.iter().flatten());
     }
 
     /// Divides the energy of a gap equally among its ticks, and that of a tick among its holders, or by slices.
@@ -295,7 +292,10 @@ impl Reference {
         reading: &Reading,
         history: &History,
     ) -> Option<(BTreeMap<HoldingKey, Vec<f64>>, UseByReason)> {
-        let processes = reading.processes.as_ref().filter(|processes| processes.has_sm_seconds)?;
+        let Some(processes) = reading.processes.as_ref().filter(|processes| processes.has_sm_seconds) else {
+            self.skip_sm_seconds(reading);
+            return None;
+        };
         let mut holders: BTreeMap<HoldingKey, Vec<f64>> = BTreeMap::new();
         for key in history[from..to].iter().flat_map(|holders| holders.keys()) {
             holders.insert(key.clone(), vec![0.0; to - from]);
