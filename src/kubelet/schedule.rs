@@ -19,9 +19,9 @@ const BURST: f64 = 4.0;
 /// First and longest pause after a failure. Of `List`: at most the refresh interval.
 const RETRIES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// Allocatable devices are queried at this interval, and after a change that might concern them.
-pub const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(10);
+const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two queries of allocatable devices: a busy node writes its checkpoint often, and `List` comes first.
-pub const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
+const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
 /// After an allocation was granted the kubelet writes its checkpoint, which triggers a query. Where that is not seen,
 /// the kubelet shows the allocation after this long.
 const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
@@ -50,29 +50,29 @@ pub struct PendingAllocations {
     pub unconfirmed_due: Option<Monotonic>,
 }
 
-/// When to call the kubelet. The watch records the outcomes of the calls in it.
+/// When to call the kubelet. Each trigger and each outcome of a call is reported to it.
 pub struct CallSchedule {
     /// Of calls to the kubelet.
-    pub budget: TokenBucket,
+    budget: TokenBucket,
     /// No call before: the kubelet is starting.
-    pub quiet_until: Monotonic,
+    quiet_until: Monotonic,
     /// After a failure of `List`.
-    pub retry: Option<Duration>,
-    pub retries: Backoff,
-    pub allocatable: AllocatableSchedule,
+    retry: Option<Duration>,
+    retries: Backoff,
+    allocatable: AllocatableSchedule,
     /// Since when a file event or a failed `Get` waits for a refresh.
-    pub changed_at: Option<Monotonic>,
+    changed_at: Option<Monotonic>,
     /// When to query a granted allocation, unless the checkpoint changes before.
-    pub granted_due: Option<Monotonic>,
+    granted_due: Option<Monotonic>,
     /// The pauses count from here, whatever else was done meanwhile.
-    pub refreshed_at: Monotonic,
+    refreshed_at: Monotonic,
 }
 
-pub struct AllocatableSchedule {
+struct AllocatableSchedule {
     /// The earliest time of the next call, if the budget permits.
-    pub due: Option<Monotonic>,
-    pub queried_at: Option<Monotonic>,
-    pub retries: Backoff,
+    due: Option<Monotonic>,
+    queried_at: Option<Monotonic>,
+    retries: Backoff,
 }
 
 impl CallSchedule {
@@ -114,6 +114,24 @@ impl CallSchedule {
         (due.max(self.quiet_until).since(now), call)
     }
 
+    pub fn triggered(&mut self, trigger: Trigger, now: Monotonic) {
+        match trigger {
+            Trigger::Checkpoint => {
+                self.request_allocatable(ALLOCATABLE_PAUSE);
+                // What was granted is written: this refresh shows it.
+                self.granted_due = None;
+                self.changed_at = Some(now);
+            }
+            Trigger::Reconnect => {
+                self.changed_at = Some(now);
+                self.quiet_until = now + KUBELET_START;
+                self.request_allocatable(ALLOCATABLE_PAUSE);
+            }
+            Trigger::Allocate | Trigger::Timer => drop(self.granted_due.take_if(|due| *due <= now)),
+            Trigger::PodsApi => self.budget.add(now),
+        }
+    }
+
     /// An allocation was granted. The kubelet shows it only after it has our answer: a query now would waste a call. A
     /// kubelet that allocates has started.
     pub fn allocation_granted(&mut self, now: Monotonic) {
@@ -122,9 +140,58 @@ impl CallSchedule {
         self.granted_due = Some(now + UNSEEN_CHECKPOINT);
     }
 
+    /// The kubelet's allocatable devices may have changed.
+    pub fn allocatable_changed(&mut self) {
+        self.request_allocatable(Duration::ZERO);
+    }
+
+    /// A call begins, which consumes its part of the budget.
+    pub fn call_began(&mut self, now: Monotonic) {
+        self.budget.consume(now);
+    }
+
+    pub fn refresh_began(&mut self) {
+        self.changed_at = None;
+    }
+
+    /// `has_allocatable`: the kubelet has `GetAllocatableResources`.
+    pub fn refreshed(&mut self, has_allocatable: bool, now: Monotonic) {
+        if has_allocatable && self.allocatable.due.is_none() {
+            self.request_allocatable(ALLOCATABLE_INTERVAL);
+        }
+        self.refreshed_at = now;
+    }
+
+    pub fn list_succeeded(&mut self) {
+        self.retry = None;
+        self.retries.reset();
+    }
+
+    pub fn list_failed(&mut self) {
+        self.retry = Some(self.retries.pause());
+    }
+
+    pub fn get_failed(&mut self, now: Monotonic) {
+        self.changed_at = Some(now);
+    }
+
+    pub fn allocatable_queried(&mut self, now: Monotonic) {
+        self.allocatable.queried_at = Some(now);
+        self.allocatable.due = None;
+    }
+
+    pub fn allocatable_succeeded(&mut self) {
+        self.request_allocatable(ALLOCATABLE_INTERVAL);
+        self.allocatable.retries.reset();
+    }
+
+    pub fn allocatable_failed(&mut self, now: Monotonic) {
+        self.allocatable.due = Some(now + self.allocatable.retries.pause());
+    }
+
     /// Allocatable devices are queried no sooner than `pause` after their last query, and at once if there was none. Of
     /// several requests the earliest counts.
-    pub fn request_allocatable(&mut self, pause: Duration) {
+    fn request_allocatable(&mut self, pause: Duration) {
         let due = self.allocatable.queried_at.map_or(self.refreshed_at, |at| at + pause);
         self.allocatable.due = Some(self.allocatable.due.map_or(due, |already| already.min(due)));
     }

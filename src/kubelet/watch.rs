@@ -15,9 +15,7 @@ use super::accepted::AcceptedAllocations;
 use super::claim_files::ClaimDirectories;
 use super::client::{CallError, CallErrorCode, Client};
 use super::pods::PodSources;
-use super::schedule::{
-    ALLOCATABLE_INTERVAL, ALLOCATABLE_PAUSE, CallSchedule, KUBELET_START, NextCall, PendingAllocations,
-};
+use super::schedule::{CallSchedule, NextCall, PendingAllocations};
 use super::trigger::{FileEvents, Trigger};
 use crate::clock::Clock;
 use crate::domain::model::{Allocations, DurationHistogram, KubeletState, Moment, PodDirectory, PodRef};
@@ -87,7 +85,7 @@ async fn run(
         tokio::select! {
             trigger = events.next() => watch.apply_trigger(trigger),
             () = allocated.notified() => watch.schedule.allocation_granted(clock.now().monotonic),
-            () = refresh_allocatable.notified() => watch.schedule.request_allocatable(Duration::ZERO),
+            () = refresh_allocatable.notified() => watch.schedule.allocatable_changed(),
             () = changed(&mut pods.directory) => {
                 let directory = Arc::clone(&pods.directory.borrow_and_update());
                 watch.pods_changed(directory).await;
@@ -161,25 +159,10 @@ impl KubeletWatch {
 
     fn apply_trigger(&mut self, trigger: Trigger) {
         *self.state.counters.triggers.entry(trigger.into_str()).or_default() += 1;
-        let now = self.clock.now().monotonic;
-        match trigger {
-            Trigger::Checkpoint => {
-                self.schedule.request_allocatable(ALLOCATABLE_PAUSE);
-                // What was granted is written: this refresh shows it.
-                self.schedule.granted_due = None;
-                self.schedule.changed_at = Some(now);
-            }
-            Trigger::Reconnect => {
-                self.schedule.changed_at = Some(now);
-                self.schedule.quiet_until = now + KUBELET_START;
-                self.checkpoint_due = true;
-                self.reset_connection();
-                self.schedule.request_allocatable(ALLOCATABLE_PAUSE);
-            }
-            Trigger::Allocate | Trigger::Timer => {
-                self.schedule.granted_due.take_if(|due| *due <= now);
-            }
-            Trigger::PodsApi => {}
+        self.schedule.triggered(trigger, self.clock.now().monotonic);
+        if trigger == Trigger::Reconnect {
+            self.checkpoint_due = true;
+            self.reset_connection();
         }
     }
 
@@ -188,7 +171,6 @@ impl KubeletWatch {
         let ended = self.accepted.ended(&self.previous_directory, &directory);
         if !ended.is_empty() {
             self.apply_trigger(Trigger::PodsApi);
-            self.schedule.budget.add(self.clock.now().monotonic);
             self.ended.extend(ended);
         }
         self.previous_directory = directory;
@@ -226,7 +208,7 @@ impl KubeletWatch {
             }
             Err(error) => {
                 tracing::debug!(code = error.code().into_str(), "{error}");
-                self.schedule.changed_at = Some(now.monotonic);
+                self.schedule.get_failed(now.monotonic);
             }
         }
     }
@@ -240,14 +222,12 @@ impl KubeletWatch {
 
     /// Queries the kubelet once and publishes the result or the failure.
     async fn refresh(&mut self) {
-        self.schedule.changed_at = None;
+        self.schedule.refresh_began();
         self.ended.clear();
         self.read_checkpoint().await;
         self.list().await;
-        if !self.unimplemented.contains("GetAllocatableResources") && self.schedule.allocatable.due.is_none() {
-            self.schedule.request_allocatable(ALLOCATABLE_INTERVAL);
-        }
-        self.schedule.refreshed_at = self.clock.now().monotonic;
+        let has_allocatable = !self.unimplemented.contains("GetAllocatableResources");
+        self.schedule.refreshed(has_allocatable, self.clock.now().monotonic);
     }
 
     /// Once for each kubelet: it names devices that no answer lists before their plugin has registered. Later, `List`
@@ -279,8 +259,7 @@ impl KubeletWatch {
                 if self.state.problem.take().is_some() {
                     tracing::info!(socket = %self.settings.pod_resources_socket.display(), "the kubelet answers again");
                 }
-                self.schedule.retry = None;
-                self.schedule.retries.reset();
+                self.schedule.list_succeeded();
             }
             Err(error) => {
                 self.state.collector.success = false;
@@ -291,7 +270,7 @@ impl KubeletWatch {
                     tracing::warn!(code = error.code().into_str(), "{problem}");
                     self.state.problem = Some(problem.into());
                 }
-                self.schedule.retry = Some(self.schedule.retries.pause());
+                self.schedule.list_failed();
             }
         }
         self.publish();
@@ -299,8 +278,7 @@ impl KubeletWatch {
 
     async fn query_allocatable(&mut self) {
         let started = self.start_call();
-        self.schedule.allocatable.queried_at = Some(started.monotonic);
-        self.schedule.allocatable.due = None;
+        self.schedule.allocatable_queried(started.monotonic);
         let answer = self.client.allocatable().await;
         let now = self.finish_call("GetAllocatableResources", started, answer.as_ref().err());
         match answer {
@@ -309,16 +287,14 @@ impl KubeletWatch {
                     self.state.allocatable = Some(Arc::new(allocatable));
                 }
                 self.state.allocatable_at = Some(started);
-                self.schedule.request_allocatable(ALLOCATABLE_INTERVAL);
-                self.schedule.allocatable.retries.reset();
+                self.schedule.allocatable_succeeded();
             }
             Err(CallError::Unimplemented(method)) => {
                 tracing::info!(method, "this kubelet is too old to report what is allocatable");
             }
             // List fails too and is called more often: one failure, one log line.
             Err(error) => {
-                let allocatable = &mut self.schedule.allocatable;
-                allocatable.due = Some(now.monotonic + allocatable.retries.pause());
+                self.schedule.allocatable_failed(now.monotonic);
                 tracing::debug!(code = error.code().into_str(), "{error}");
             }
         }
@@ -328,7 +304,7 @@ impl KubeletWatch {
     /// Consumes the call's part of the budget. Returns the time.
     fn start_call(&mut self) -> Moment {
         let now = self.clock.now();
-        self.schedule.budget.consume(now.monotonic);
+        self.schedule.call_began(now.monotonic);
         now
     }
 

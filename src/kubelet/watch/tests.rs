@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::domain::model::{Allocations, ContainerRef, PodIdentity};
+use crate::kubelet::schedule::KUBELET_START;
 use crate::test_data::{container, pod};
 
 fn directory(pods: &[(&str, bool)]) -> Arc<PodDirectory> {
@@ -36,7 +37,7 @@ async fn watch_of_two_holders() -> KubeletWatch {
     });
     watch.accepted.observe(clock.now().monotonic, Allocations { pods: held.into() }).await;
     let now = clock.now().monotonic;
-    (0..4).for_each(|_| watch.schedule.budget.consume(now));
+    (0..4).for_each(|_| watch.schedule.call_began(now));
     watch
 }
 
