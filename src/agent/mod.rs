@@ -17,13 +17,13 @@ mod settings;
 mod signals;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
+use crate::domain::periods::STOP;
 use crate::hardware::{Driver, XidSender};
 use crate::journal::Journal;
 use crate::kubelet;
@@ -52,9 +52,6 @@ use listeners::Bound;
 use publisher::PublisherInputs;
 use reload::ConfigReloader;
 use signals::{SignalRequest, Signals};
-
-/// From the first signal to the end of the process, which is promised within five seconds.
-const GRACE: Duration = Duration::from_millis(4200);
 
 /// Why the agent ended without a request.
 #[derive(Debug, thiserror::Error)]
@@ -267,7 +264,7 @@ impl RunningAgent {
         }
     }
 
-    /// Stops the modules within `GRACE`. A second signal ends that at once. After an error the servers are not waited
+    /// Stops the modules within `STOP`. A second signal ends that at once. After an error the servers are not waited
     /// for. The driver is not closed: a wait for its events takes up to a second, and the end of the process closes it.
     async fn stop(mut self, orderly: bool, signals: &mut Signals) {
         tracing::info!("ending");
@@ -288,7 +285,7 @@ impl RunningAgent {
         tokio::select! {
             () = ending => {}
             () = signals.end() => tracing::warn!("a second signal ended the process at once"),
-            () = tokio::time::sleep(GRACE) => tracing::warn!("requests under way did not finish in time"),
+            () = tokio::time::sleep(STOP) => tracing::warn!("requests under way did not finish in time"),
         }
     }
 }
@@ -306,6 +303,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+    use std::time::Duration;
 
     #[tokio::test(start_paused = true)]
     async fn the_plugins_devices_are_withdrawn_once_the_web_requests_are_answered() {

@@ -1,16 +1,12 @@
 //! What `/-/healthy` and `/-/ready` answer, from a snapshot. Pure.
 
-use std::time::Duration;
-
 use crate::domain::model::{HardwareSource, Monotonic, Snapshot};
-
-/// The publisher only computes: without a snapshot for this long, the agent is not healthy.
-const LIVENESS_LIMIT: Duration = Duration::from_secs(15);
+use crate::domain::periods::SNAPSHOTS_LATE;
 
 /// Whether snapshots are published.
 pub fn is_live(last: &Snapshot, now: Monotonic) -> Result<(), String> {
     let age = now.since(last.at.monotonic);
-    if age <= LIVENESS_LIMIT { Ok(()) } else { Err(format!("no snapshot has been published for {} s", age.as_secs())) }
+    if age <= SNAPSHOTS_LATE { Ok(()) } else { Err(format!("no snapshot has been published for {} s", age.as_secs())) }
 }
 
 /// Whether every source has answered or failed once. The error names the one that has not.

@@ -4,7 +4,6 @@
 //! file outside `/proc`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -21,17 +20,12 @@ use crate::domain::model::{
     ConfigReload, ContainerXid, HealthState, Moment, Overview, PluginState, ProcessState, Snapshot, UnixSeconds,
     XidEvent,
 };
+use crate::domain::periods::{HEARTBEAT, readings_late};
 use crate::hardware::{CallDurations, XidBatches};
 use crate::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
 use crate::serve::web::{Scrapes, WatchedConfig};
 use crate::tasks::{self, Tasks};
-
-/// The longest time between two snapshots: the ages on the page grow while nothing else changes. Not five seconds: else there is a
-/// snapshot more, just before the readings.
-const HEARTBEAT: Duration = Duration::from_secs(6);
-/// Readings that are later than the longer of this and three sample intervals make the time uncovered.
-const READINGS_LATE: Duration = Duration::from_secs(5);
 
 /// What the other modules publish.
 pub struct PublisherInputs {
@@ -65,7 +59,7 @@ pub fn start(
         health: settings.health.clone(),
         inputs,
         clock,
-        ledger: Ledger::new(READINGS_LATE.max(settings.devices.sample_interval * 3)),
+        ledger: Ledger::new(readings_late(settings.devices.sample_interval)),
         budget: SeriesBudget::default(),
         xids: ContainerXids::default(),
         new_xids: vec![],

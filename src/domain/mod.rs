@@ -8,4 +8,5 @@ pub mod health;
 pub mod history;
 pub mod holders;
 pub mod model;
+pub mod periods;
 pub mod preference;

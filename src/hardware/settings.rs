@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::domain::model::PciBusId;
+use crate::domain::periods::RELEASE_LIMIT;
 
 #[derive(Clone, Debug)]
 pub struct HardwareSettings {
@@ -45,7 +46,7 @@ impl Default for HardwareSettings {
             sys_root: PathBuf::from("/sys"),
             ignored_gpus: BTreeSet::new(),
             proc_root: PathBuf::from("/proc"),
-            release_limit: Duration::from_secs(30),
+            release_limit: RELEASE_LIMIT,
         }
     }
 }

@@ -10,12 +10,11 @@ use std::time::Duration;
 use super::allocation_record::{AllocationRecord, Ending, Xid};
 use super::recording::{self, Holders};
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{Account, HoldingCounters, LISTS_NONE_AT_START, Moment, Monotonic, Snapshot, UnixSeconds};
+use crate::domain::model::{Account, HoldingCounters, Moment, Monotonic, Snapshot, UnixSeconds};
+use crate::domain::periods::{COUNTERS_FINAL, LISTS_NONE_AT_START};
 
 /// The period in which open holdings are written: a crash loses their counters of at most this time.
 pub const PROGRESS: Duration = Duration::from_secs(30);
-/// How long the counters of a holding may grow after its end: its last seconds come with the next readings.
-const FINAL_FIGURES: Duration = Duration::from_secs(20);
 /// The most ended records that wait for the disk; more are dropped, the oldest first. Open ones are in memory anyway.
 const WAITING_LIMIT: usize = 4096;
 
@@ -227,7 +226,7 @@ impl AllocationTracker {
                 waiting.insert(tracked.record.id, tracked.record.clone());
             }
             let Some(ended) = tracked.ended else { return true };
-            let is_over = snapshot.at.monotonic.since(ended) >= FINAL_FIGURES || !present.contains_key(key);
+            let is_over = snapshot.at.monotonic.since(ended) >= COUNTERS_FINAL || !present.contains_key(key);
             if is_over {
                 waiting.insert(tracked.record.id, tracked.record.clone());
             }

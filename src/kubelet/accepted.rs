@@ -37,7 +37,8 @@ use self::listed_pods::{ListedPods, OtherSources};
 use super::checkpoint::CheckpointFile;
 use super::claim_files::{ClaimDirectories, ClaimFiles};
 use super::pods::PodSources;
-use crate::domain::model::{Allocations, LISTS_NONE_AT_START, Monotonic, Pod, PodDirectory, PodRef};
+use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef};
+use crate::domain::periods::LISTS_NONE_AT_START;
 
 /// How long the UID of a removed pod is not used for the next pod of its name. It is limited: a pod from a
 /// manifest keeps its UID.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::trigger::Trigger;
 use crate::backoff::Backoff;
 use crate::domain::model::{Monotonic, TokenBucket};
+use crate::domain::periods::{GRANT_LISTED, KUBELET_START};
 
 /// Between two calls while an answer has not settled.
 const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
@@ -22,12 +23,6 @@ const RETRIES: (Duration, Duration) = (Duration::from_millis(250), Duration::fro
 const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two queries of allocatable devices: a busy node writes its checkpoint often, and `List` comes first.
 const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
-/// After an allocation was granted the kubelet writes its checkpoint, which triggers a query. Where that is not seen,
-/// the kubelet shows the allocation after this long.
-const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
-/// From a new kubelet's socket to the first call. About 1 s after it the kubelet admits the pods that run, and kills one
-/// whose plugin has not registered: all that it does until then delays the plugins, and its answers lack their devices.
-pub const KUBELET_START: Duration = Duration::from_secs(2);
 
 /// The next call.
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +132,7 @@ impl CallSchedule {
     pub fn allocation_granted(&mut self, now: Monotonic) {
         self.quiet_until = now;
         self.budget.add(now);
-        self.granted_due = Some(now + UNSEEN_CHECKPOINT);
+        self.granted_due = Some(now + GRANT_LISTED);
     }
 
     /// The kubelet's allocatable devices may have changed.

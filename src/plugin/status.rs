@@ -15,10 +15,7 @@ use crate::clock::Clock;
 use crate::domain::model::{
     Moment, Monotonic, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds,
 };
-
-/// The longest time until the kubelet's answers show a list, or its end. Two answers without our devices are as far
-/// apart.
-pub const LIST_SHOWN: Duration = Duration::from_secs(1);
+use crate::domain::periods::LIST_SHOWN;
 
 /// The result of Allocate or PreStartContainer; the `result` label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]

@@ -4,7 +4,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -12,10 +11,9 @@ use super::kept_file::KeptFile;
 use crate::clock::Clock;
 use crate::domain::condition::NodeCondition;
 use crate::domain::model::Snapshot;
+use crate::domain::periods::CONDITION_REWRITTEN;
 use crate::tasks::Tasks;
 
-/// Well within the validity of a condition: a few writes may be late.
-const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Checks of other users read the file.
 const MODE: u32 = 0o644;
 
@@ -28,7 +26,7 @@ pub fn start(file: Option<PathBuf>, snapshots: watch::Receiver<Arc<Snapshot>>, c
 
 async fn follow(path: PathBuf, mut snapshots: watch::Receiver<Arc<Snapshot>>, clock: Clock) {
     let mut file = KeptFile::new(path, MODE, "the condition file", "after a minute it counts as unknown");
-    let mut heartbeat = tokio::time::interval(HEARTBEAT);
+    let mut heartbeat = tokio::time::interval(CONDITION_REWRITTEN);
     let mut written: Option<NodeCondition> = None;
     loop {
         let is_due = tokio::select! {
@@ -49,6 +47,7 @@ async fn follow(path: PathBuf, mut snapshots: watch::Receiver<Arc<Snapshot>>, cl
 mod tests {
     use super::*;
     use crate::serve::metrics::tests::fixture;
+    use std::time::Duration;
 
     #[tokio::test]
     async fn the_file_has_the_condition_of_the_last_snapshot() {

@@ -8,7 +8,6 @@ use std::panic::PanicHookInfo;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tracing::{Event, Subscriber};
@@ -20,13 +19,12 @@ use tracing_subscriber::{Layer, Registry, reload};
 use super::log_line::log_line;
 use crate::agent::{DroppedLogLines, LogFormat};
 use crate::clock::Clock;
+use crate::domain::periods::LAST_LINES;
 use crate::tasks::NoThread;
 use crate::words::counted;
 
 /// A burst of a large node's messages; at some 200 bytes a line, 200 KiB.
 const LINES: usize = 1024;
-/// Wait at the end for a blocked standard error; what it has not accepted by then is lost.
-const FLUSH: Duration = Duration::from_millis(300);
 
 /// The running log.
 pub struct Log {
@@ -76,7 +74,7 @@ impl Log {
     pub fn finish(self) {
         let (end, ended) = channel();
         let _ = self.queue.messages.send(Message::End(end));
-        let _ = ended.recv_timeout(FLUSH);
+        let _ = ended.recv_timeout(LAST_LINES);
     }
 }
 

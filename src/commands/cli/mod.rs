@@ -22,7 +22,6 @@ mod value;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,6 +29,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::agent::{self, AgentError};
 use crate::commands::client;
 use crate::commands::top::{self, TopSettings};
+use crate::domain::periods::LAST_LINES;
 use crate::serve::metrics::catalogue;
 use crate::tasks;
 use crate::terminal::harmless;
@@ -50,8 +50,6 @@ const USAGE: u8 = 2;
 /// A listener could not be bound.
 const BIND: u8 = 3;
 
-/// A blocked standard error must not keep the process from ending.
-const LAST_MESSAGE: Duration = Duration::from_millis(300);
 /// Bytes that a writable pipe accepts without blocking (`limits.h`).
 const PIPE_BUF: usize = 4096;
 
@@ -90,7 +88,7 @@ pub fn main() -> ExitCode {
 /// On standard error, if it is writable in time.
 fn write_last_message(message: &str) {
     let mut stderr = std::io::stderr();
-    let timeout = Timespec::try_from(LAST_MESSAGE).ok();
+    let timeout = Timespec::try_from(LAST_LINES).ok();
     let is_ready = poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], timeout.as_ref()).is_ok_and(|ready| ready > 0);
     if is_ready {
         let _ = stderr.write_all(&message.as_bytes()[..message.len().min(PIPE_BUF)]);

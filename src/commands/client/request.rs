@@ -20,12 +20,11 @@ use rustls::pki_types::InvalidDnsNameError;
 
 use super::access::{Access, explained};
 use super::target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
+use crate::domain::periods::COMMAND_DEADLINE;
 use crate::terminal::harmless;
 
 /// The limit of a whole exchange. An agent responds in milliseconds; on a loaded node in seconds.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// The limit of a command: the driver takes up to 30 s to close.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(40);
 /// The longest body: more than twice that for the longest device list that the kubelet accepts (40,000 IDs).
 const BODY_BYTES: usize = 32 << 20;
 /// The most characters of an error's text.

@@ -10,7 +10,6 @@ mod tests;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
@@ -19,15 +18,10 @@ use crate::domain::model::{
     DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HardwareSource, HealthCause, MigUuid, Moment, Snapshot,
     Timestamp, UnhealthyReason, UnixSeconds, recovery_action,
 };
+use crate::domain::periods::{CONDITION_READINGS, CONDITION_VALIDITY, SNAPSHOTS_LATE};
 
 /// Changes with every incompatible change.
 pub const SCHEMA: &str = "podmeter.condition/v1";
-/// For how long a condition holds after it was written.
-pub const VALIDITY: Duration = Duration::from_secs(60);
-/// The publisher makes a snapshot every few seconds.
-const SNAPSHOT_LIMIT: Duration = Duration::from_secs(15);
-/// Three times the longest interval between fast readings.
-const READINGS_LIMIT: Duration = Duration::from_secs(45);
 /// Pods named of one device.
 const PODS: usize = 64;
 
@@ -108,7 +102,7 @@ impl NodeCondition {
             schema: SCHEMA.into(),
             status,
             written,
-            until: written + VALIDITY.as_secs(),
+            until: written + CONDITION_VALIDITY.as_secs(),
             node: snapshot.node_name.to_string(),
             message: message::message(status, healthy_gpus, problem.as_deref(), &devices),
             healthy_gpus,
@@ -133,7 +127,7 @@ impl NodeCondition {
 /// Why nothing is known of the node as a whole.
 fn problem(snapshot: &Snapshot, now: Moment, known: usize) -> Option<String> {
     let hardware = &*snapshot.hardware;
-    if now.monotonic.since(snapshot.at.monotonic) > SNAPSHOT_LIMIT {
+    if now.monotonic.since(snapshot.at.monotonic) > SNAPSHOTS_LATE {
         return Some("podmeter no longer publishes its state".to_owned());
     }
     if hardware.source == HardwareSource::None {
@@ -221,7 +215,7 @@ fn reasons(health: &DeviceHealth) -> Vec<ConditionReason> {
 
 /// Whether the GPU has answered lately.
 fn is_read(readings: &DeviceReadings, now: Moment) -> bool {
-    let is_recent = |at| now.monotonic.since(at) <= READINGS_LIMIT;
+    let is_recent = |at| now.monotonic.since(at) <= CONDITION_READINGS;
     !readings.stuck && !readings.lost && readings.last_read().is_some_and(is_recent)
 }
 

@@ -59,8 +59,8 @@ pub use recent_count::RecentCount;
 pub use recent_ratio::RecentRatio;
 pub use slow_reading::{C2c, EccLocation, FabricDomain, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 pub use snapshot::{
-    ConfigReload, HardwareSource, HardwareState, InventoryDrift, KubeletCounters, KubeletState, LISTS_NONE_AT_START,
-    Released, SelfUse, Snapshot, UnresolvedDevices,
+    ConfigReload, HardwareSource, HardwareState, InventoryDrift, KubeletCounters, KubeletState, Released, SelfUse,
+    Snapshot, UnresolvedDevices,
 };
 pub use source_status::SourceStatus;
 pub use summary::{DeviceParts, SlotCounts, allocated_ratios, busy_ratio, equal_division, parts_of_device, served};

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strum::{IntoStaticStr, VariantArray};
@@ -167,9 +166,6 @@ pub struct Released {
     pub since: Moment,
     pub until: Moment,
 }
-
-/// The longest time for which a kubelet that has just started lists no pod, until the container runtime runs.
-pub const LISTS_NONE_AT_START: Duration = Duration::from_secs(30);
 
 /// The state of the kubelet client.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::domain::model::{Allocations, ContainerRef, PodIdentity};
-use crate::kubelet::schedule::KUBELET_START;
+use crate::domain::periods::KUBELET_START;
 use crate::test_data::{container, pod};
 
 fn directory(pods: &[(&str, bool)]) -> Arc<PodDirectory> {

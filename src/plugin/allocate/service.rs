@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -17,6 +16,7 @@ use super::preferred_allocation::{device_ids, preferred_allocation};
 use super::refusal::AllocationRefusal;
 use crate::clock::Clock;
 use crate::domain::model::DeviceId;
+use crate::domain::periods::{LIST_PROCESSED, LISTS_COALESCED};
 use crate::domain::preference::PreferredDevices;
 use crate::plugin::config::EntryConfig;
 use crate::plugin::host::HostFacts;
@@ -29,11 +29,6 @@ use crate::wire::v1beta1::{
     Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo,
 };
-
-/// The least time between two lists: changes within it are sent together.
-const COALESCE: Duration = Duration::from_millis(50);
-/// The time that a kubelet needs to process a list. After it, what it can allocate is queried again.
-const LIST_PROCESSED: Duration = Duration::from_millis(20);
 
 /// What a resource's servers answer from, across all its registrations, and the status that they publish.
 #[derive(Clone, Debug)]
@@ -199,7 +194,7 @@ async fn send_lists(
                 if is_new {
                     tokio::time::sleep(LIST_PROCESSED).await;
                     inputs.plugin.refresh_allocatable.notify_one();
-                    tokio::time::sleep(COALESCE - LIST_PROCESSED).await;
+                    tokio::time::sleep(LISTS_COALESCED - LIST_PROCESSED).await;
                 }
             };
             tokio::select! {
@@ -246,6 +241,7 @@ mod tests {
     use crate::domain::model::UnhealthyReason;
     use crate::plugin::offer::{OfferedHardware, PluginUnhealthy};
     use crate::plugin::test_data::service_inputs;
+    use std::time::Duration;
 
     fn offer(devices: usize) -> Arc<Offer> {
         let device = |number| OfferedDevice::new(format!("simulated-{number}").as_str(), OfferedHardware::Nothing);

@@ -11,11 +11,10 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::scanner::{HostPaths, HostScanner, ScanRequest, ScanResult};
 use crate::domain::model::{Inventory, Monotonic};
+use crate::tasks::LATE;
 
 /// The pause between two scans: device nodes, files and other daemons appear and disappear without an event.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A scan that takes longer than this is reported as hanging.
-const HANGS_AFTER: Duration = Duration::from_secs(10);
 
 type Finished = (HostScanner, BTreeMap<u64, ScanResult>);
 
@@ -72,12 +71,12 @@ impl HostScans {
     }
 
     pub fn problem(&self, now: Monotonic) -> Option<String> {
-        let hangs = self.scanner.is_none() && now.since(self.began) >= HANGS_AFTER;
+        let hangs = self.scanner.is_none() && now.since(self.began) >= LATE;
         hangs.then(|| {
             format!(
                 "reading the host's device nodes and files has hung for {} s, and the previous results stay in use: check for \
                  a file system that hangs below the paths of devicePlugin, /proc/driver, /sys and the CDI directories",
-                HANGS_AFTER.as_secs()
+                LATE.as_secs()
             )
         })
     }

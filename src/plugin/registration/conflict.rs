@@ -17,9 +17,9 @@
 use super::grants::Grants;
 use crate::domain::holders::other_offer;
 use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
+use crate::domain::periods::LIST_SHOWN;
 use crate::plugin::host::sockets;
 use crate::plugin::offer::Offer;
-use crate::plugin::status::LIST_SHOWN;
 use crate::words::counted;
 use std::collections::{BTreeMap, BTreeSet};
 

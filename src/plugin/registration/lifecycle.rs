@@ -41,12 +41,12 @@ use super::register::{Deadlines, RegistrationEnd, register};
 use super::server::PluginServer;
 use crate::backoff::{Backoff, with_jitter};
 use crate::domain::model::{DeviceId, Monotonic, ResourceName};
+use crate::domain::periods::LIST_SHOWN;
 use crate::plugin::allocate::ServiceInputs;
 use crate::plugin::config::OnConflict;
 use crate::plugin::hash::random;
 use crate::plugin::host::sockets::{self, SocketIdentity};
 use crate::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
-use crate::plugin::status::LIST_SHOWN;
 use crate::tasks::changed;
 
 /// The first and the longest pause between attempts to register.

@@ -5,19 +5,16 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 
+use crate::domain::periods::PLUGIN_STOP;
 use crate::plugin::allocate::{AnsweredCalls, OpenStreams, PluginService, ServiceInputs};
 use crate::plugin::host::sockets::{self, SocketIdentity};
 use crate::wire::v1beta1::device_plugin_server::DevicePluginServer;
-
-/// The limit for calls under way when a server closes; they are answered from memory.
-const CLOSING: Duration = Duration::from_secs(1);
 
 /// One listening socket and its server. Dropping it ends both and removes the socket.
 #[derive(Debug)]
@@ -83,7 +80,7 @@ impl PluginServer {
     /// Ends the streams, then the connections.
     pub async fn close(mut self) {
         self.close.send_replace(true);
-        if tokio::time::timeout(CLOSING, &mut self.task).await.is_err() {
+        if tokio::time::timeout(PLUGIN_STOP, &mut self.task).await.is_err() {
             tracing::debug!(socket = %self.path.display(), "calls under way were cut off");
         }
     }

@@ -12,17 +12,15 @@ use super::lifecycle::Lifecycle;
 use super::waiting::{Others, Wait, Waiting};
 use crate::domain::holders::HoldersState;
 use crate::domain::model::{KubeletState, Monotonic, ResourceName};
+use crate::domain::periods::{KUBELET_START, LIST_SHOWN};
 use crate::plugin::config::OnConflict;
 use crate::plugin::host::sockets;
-use crate::plugin::status::LIST_SHOWN;
 use crate::tasks::changed;
 
 /// The pause between two queries of the kubelet while a plugin ends.
 const ENDING_QUERIES: Duration = Duration::from_millis(50);
 /// How long the kubelet lists no device before we register, with `onConflict: waitWhileServed`.
 const UNSERVED: Duration = Duration::from_mins(1);
-/// The time after which another plugin has registered with a kubelet that has just started.
-const KUBELET_START: Duration = Duration::from_secs(2);
 /// The longest wait for the kubelet's first answer on what it can allocate. Some kubelets give none.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::conflict::{OtherPlugin, other_plugin, unserved};
 use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
-use crate::plugin::status::LIST_SHOWN;
+use crate::domain::periods::LIST_SHOWN;
 
 /// The longest time in which the kubelet may list devices of a plugin whose socket is gone.
 const DROPPED: Duration = Duration::from_secs(10);

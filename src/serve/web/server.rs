@@ -29,6 +29,7 @@ use super::listener::{ListenAddress, Purpose};
 use super::routes::{probes, router};
 use super::state::{ByAdminSocket, WebState};
 use super::{Listener, admin, streams};
+use crate::domain::periods::WEB_STOP;
 use crate::tasks::{self, NoThread, Tasks};
 
 /// The limit for the TLS handshake, and then for the first request: silent connections take the place of others.
@@ -37,8 +38,6 @@ const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
 /// The limit for that response.
 const LAST_RESPONSE: Duration = Duration::from_secs(30);
-/// The limit for requests in progress at shutdown; the agent ends within five seconds.
-const GRACE: Duration = Duration::from_secs(3);
 /// The connections of the probe listener, whose only client is a kubelet.
 const PROBE_CONNECTIONS: usize = 8;
 /// Enough for any number of clients: two may wait for the journal's disk, one for the web configuration's, and one may
@@ -204,7 +203,7 @@ async fn accept(listener: Listener, handler: ConnectionHandler, mut stopping: wa
             log_end(ended);
         }
     };
-    if tokio::time::timeout(GRACE, ending).await.is_err() {
+    if tokio::time::timeout(WEB_STOP, ending).await.is_err() {
         warn!("connections that did not end in time are closed");
     }
     connections.shutdown().await;

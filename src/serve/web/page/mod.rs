@@ -33,6 +33,7 @@ pub(super) use view::View;
 
 use crate::domain::history::{HistoryEvent, NodeHistory, Window};
 use crate::domain::model::{Account, ContainerRef, Gpu, GpuUuid, MigUuid, Moment, Snapshot, equal_division};
+use crate::domain::periods::PAGE_STALE;
 use crate::words::counted;
 
 const STYLE: &str = include_str!("page.css");
@@ -178,7 +179,7 @@ impl NodePage<'_> {
             journal.as_deref(),
         ];
         html! {
-            div.about data-title={ (self.title()) " · podmeter" } data-found=(self.found(selection)) {
+            div.about data-stale-after=(PAGE_STALE.as_millis()) data-title={ (self.title()) " · podmeter" } data-found=(self.found(selection)) {
                 p {
                     (snapshot.hardware.driver_words()) ", up for " (text::span(self.now.monotonic.as_duration().as_secs()))
                     ", as of " (text::time(snapshot.at.unix)) " UTC"

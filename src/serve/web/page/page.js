@@ -1,7 +1,5 @@
 'use strict';
 (() => {
-  // Events come every second, and every six where no GPU can be read; after this time without one, the page is stale.
-  const STALE_AFTER = 10000;
   const RECONNECT_AFTER = 1500;
   const live = document.getElementById('live');
   const status = document.getElementById('status');
@@ -52,7 +50,7 @@
   let state = '';
   function showState() {
     const silent = performance.now() - received;
-    const next = silent > STALE_AFTER ? 'stale' : hasReceived ? 'live' : 'waiting';
+    const next = silent > about.dataset.staleAfter ? 'stale' : hasReceived ? 'live' : 'waiting';
     const about = live.querySelector('.about');
     const title = (next === 'stale' ? 'Stale · ' : '') + about.dataset.title;
     if (document.title !== title) document.title = title;
