@@ -145,7 +145,7 @@ fn open(disk: &BTreeMap<u64, AllocationRecord>) -> Vec<AllocationRecord> {
 }
 
 #[test]
-fn a_holding_ends_with_its_last_figures() {
+fn a_holding_ends_with_its_last_counters() {
     let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
     node.hold("a");
     assert!(tracker.observe(&node.snapshot()), "a beginning is urgent");
@@ -164,7 +164,7 @@ fn a_holding_ends_with_its_last_figures() {
     assert_eq!((record.counters.allocated_seconds, record.counters.energy_joules), (Some(35.0), Some(10_500.0)));
     // The last reading of the device comes after the end.
     gain(node.accounts.get_mut("a").expect("there"), 1.0);
-    node.pass(30);
+    node.pass(60);
     tracker.observe(&node.snapshot());
     write(&mut disk, &mut tracker);
     assert_eq!(disk[&record.id].counters.allocated_seconds, Some(36.0));
