@@ -2,12 +2,12 @@
 //!
 //! In: the kubelet's allocations and checkpoint, the inventory, the GPUs on the PCI bus, the time. Out: holdings, the devices of
 //! claims, missing GPUs and those that are not served, and where the kubelet's devices differ from the hardware. Does not know: which
-//! allocations are accepted (`kubelet::accepted`), processes and how use is divided (`attribution`). Of readings it uses only when a GPU first answered (`unlisted`).
+//! allocations are accepted (`kubelet::accepted`), processes and how use is divided (`attribution`). Of readings it uses only when a GPU first answered (`missing`).
 //!
 //! | question | module | state |
 //! |---|---|---|
 //! | Which hardware does a device ID or a claim name? | `resolve`, `claims` | |
-//! | Which GPUs are missing or not served? | `unlisted` | what the kubelet and the driver have listed |
+//! | Which GPUs are missing or not served? | `missing` | what the kubelet and the driver have listed |
 //! | Who else holds or offers it? | `held` | |
 //! | Which part of which device does a container hold? | `join` | slots of each device |
 //! | Do the kubelet and the driver list the same devices? | `drift` | |
@@ -16,14 +16,14 @@ mod claims;
 mod drift;
 mod held;
 mod join;
+mod missing;
 mod resolve;
 #[cfg(test)]
 mod test_data;
-mod unlisted;
 
 pub use held::{HeldHardware, OtherHolders, other_offer};
 pub use join::{HoldingKey, Holdings, Slots, join};
-pub use unlisted::{UnlistedGpus, expected_on_bus};
+pub use missing::{UnlistedGpus, expected_on_bus};
 
 use std::sync::Arc;
 
