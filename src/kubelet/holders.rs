@@ -1,7 +1,7 @@
 //! Who holds which hardware: joins the kubelet's answers with the driver's devices, once for each change.
 //!
 //! In: the states of the hardware, of the kubelet and of the bundled plugin. Out: one `HoldersState`, with the GPUs that the
-//! driver does not list; the GPUs that are held, which the driver reads more often. It waits for no call to the kubelet:
+//! driver does not enumerate; the GPUs that are held, which the driver reads more often. It waits for no call to the kubelet:
 //! readings are published while one hangs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::domain::holders::{HoldersState, Holdings, Slots, UnlistedGpus, join};
+use crate::domain::holders::{HoldersState, Holdings, MissingGpus, Slots, join};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, Monotonic, PciBusId, PluginState, ResourceName};
 use crate::tasks::{Tasks, changed};
 
@@ -82,7 +82,7 @@ async fn mps_changed(plugin: &mut watch::Receiver<Arc<PluginState>>, known: &BTr
 
 /// The last state, and what the next one is made from besides its inputs. Pure.
 struct Holders {
-    missing: UnlistedGpus,
+    missing: MissingGpus,
     slots: Slots,
     state: Arc<HoldersState>,
     /// GPUs whose holdings have changed since that was last sent.
@@ -92,7 +92,7 @@ struct Holders {
 impl Holders {
     fn new(served: BTreeSet<PciBusId>) -> Self {
         let (slots, state, changed) = Default::default();
-        Self { missing: UnlistedGpus::new(served), slots, state, changed }
+        Self { missing: MissingGpus::new(served), slots, state, changed }
     }
 
     fn advance(

@@ -1,10 +1,10 @@
-//! The GPUs that the PCI bus or the kubelet has and the driver does not list: missing, or not served.
+//! The GPUs that the PCI bus or the kubelet has and the driver does not enumerate: missing, or not served.
 //! In: the state of the hardware, with the PCI bus, and of the kubelet. Out: the hardware with these GPUs, whose time is
 //! uncovered.
 //!
 //! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
 //!
-//! | the driver does not list | example | result |
+//! | the driver does not enumerate | example | result |
 //! |---|---|---|
 //! | a GPU on the bus, at another kernel driver than NVIDIA's: vfio-pci, nouveau | 3b:00.0 at vfio-pci | not served, with the UUID that the driver gave it before, else named by its address |
 //! | a GPU on the bus without a kernel driver, and without evidence that NVIDIA's should serve it (`is_evident`) | 3b:00.0, an old display card | not served; but as below where the kubelet has more UUIDs, or MIG devices, than the other cases explain |
@@ -28,30 +28,30 @@ use crate::domain::model::{
 type DeviceIds = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 type IdsByGpu<'a> = BTreeMap<&'a GpuUuid, &'a DeviceIds>;
 
-/// Keeps the device IDs that the kubelet has and the driver has not listed, because the kubelet drops an unhealthy device
-/// that no pod holds. A GPU that was replaced is none of them: the driver lists every GPU on the bus, and only the kubelet's
+/// Keeps the device IDs that the kubelet has and the driver has not enumerated, because the kubelet drops an unhealthy device
+/// that no pod holds. A GPU that was replaced is none of them: the driver enumerates every GPU on the bus, and only the kubelet's
 /// checkpoint names the old one.
 #[derive(Debug, Default)]
-pub struct UnlistedGpus {
+pub struct MissingGpus {
     gpus: BTreeMap<GpuUuid, DeviceIds>,
     migs: BTreeMap<MigUuid, DeviceIds>,
     /// Where the NVIDIA driver had a GPU, at any time.
     served: BTreeSet<PciBusId>,
-    /// By the driver, at any time: one of them that it no longer lists was deleted.
-    listed_migs: BTreeSet<MigUuid>,
+    /// By the driver, at any time: one of them that it no longer enumerates was deleted.
+    enumerated_migs: BTreeSet<MigUuid>,
     /// Of the last call: an equal one is the same `Arc`, so that nothing is joined again for it.
     last_inventory: Arc<Inventory>,
     /// The time of each before its first pass, uncovered for as long as the GPU has readings.
-    times: BTreeMap<GpuUuid, UnlistedTime>,
+    times: BTreeMap<GpuUuid, MissingTime>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct UnlistedTime {
+struct MissingTime {
     since: Monotonic,
     until: Option<Monotonic>,
 }
 
-impl UnlistedGpus {
+impl MissingGpus {
     /// `served`: where an earlier agent had GPUs that the driver served.
     pub fn new(served: BTreeSet<PciBusId>) -> Self {
         Self { served, ..Self::default() }
@@ -71,10 +71,10 @@ impl UnlistedGpus {
         let bus = hardware.node_devices.as_ref();
         let of_nvidia = bus.into_iter().flat_map(|bus| &bus.on_bus).filter(|(_, gpu)| gpu.is_of_nvidia());
         self.served.extend(of_nvidia.map(|(address, _)| address.clone()));
-        let mut on_bus = UnlistedOnBus::find(inventory, bus, &self.served);
+        let mut on_bus = OnlyOnBus::find(inventory, bus, &self.served);
         let mut found = vec![];
         if inventory.generation > 0 {
-            self.update_unlisted(inventory, &on_bus, kubelet, is_ours);
+            self.update_kubelet_ids(inventory, &on_bus, kubelet, is_ours);
             found = self.missing(inventory, &mut on_bus, bus, kubelet);
         }
         let unserved = on_bus.unserved;
@@ -96,7 +96,7 @@ impl UnlistedGpus {
         for (gpu, missing) in found {
             let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
             completed.readings.insert(gpu.uuid.clone(), Arc::new(readings));
-            self.times.entry(gpu.uuid.clone()).or_insert(UnlistedTime { since: now, until: None });
+            self.times.entry(gpu.uuid.clone()).or_insert(MissingTime { since: now, until: None });
             inventory.missing.insert(gpu.uuid.clone(), missing);
             inventory.gpus.insert(gpu.uuid.clone(), gpu);
         }
@@ -119,17 +119,17 @@ impl UnlistedGpus {
         });
     }
 
-    fn update_unlisted(
+    fn update_kubelet_ids(
         &mut self,
         inventory: &Inventory,
-        on_bus: &UnlistedOnBus<'_>,
+        on_bus: &OnlyOnBus<'_>,
         kubelet: &KubeletState,
         is_ours: &dyn Fn(&ResourceName) -> bool,
     ) {
         let mut named = answered(kubelet);
         let checkpoint = kubelet.checkpoint.as_deref();
-        let names_others = || checkpoint.is_some_and(|ids| names_every_listed(ids, inventory));
-        if !on_bus.all_listed || !on_bus.without_evidence.is_empty() && names_others() {
+        let names_others = || checkpoint.is_some_and(|ids| names_every_enumerated(ids, inventory));
+        if !on_bus.all_enumerated || !on_bus.without_evidence.is_empty() && names_others() {
             add(&mut named, checkpoint);
         } else if on_bus.without_evidence.is_empty() && kubelet.settled && kubelet.allocatable.is_some() {
             let ids: BTreeSet<&DeviceId> = named.values().flatten().collect();
@@ -137,20 +137,20 @@ impl UnlistedGpus {
             self.gpus.retain(|_, of_gpu| are_named(of_gpu));
             self.migs.retain(|_, of_mig| are_named(of_mig));
         }
-        let listed = inventory.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.clone());
-        self.listed_migs.extend(listed);
+        let enumerated = inventory.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.clone());
+        self.enumerated_migs.extend(enumerated);
         for (resource, ids) in named {
             // `None`: it names neither.
-            let is_listed = |id: &DeviceId| {
+            let is_enumerated = |id: &DeviceId| {
                 let gpu = id.gpu().map(|uuid| inventory.gpu(uuid).is_some());
-                gpu.or_else(|| id.mig().map(|uuid| self.listed_migs.contains(&uuid.into())))
+                gpu.or_else(|| id.mig().map(|uuid| self.enumerated_migs.contains(&uuid.into())))
             };
             // Other vendors' ids may have the same form.
             let is_nvidias = resource.is_of_nvidia() || is_ours(&resource);
-            if !is_nvidias && !ids.iter().any(|id| is_listed(id) == Some(true)) {
+            if !is_nvidias && !ids.iter().any(|id| is_enumerated(id) == Some(true)) {
                 continue;
             }
-            for id in ids.iter().filter(|id| is_listed(id) == Some(false)) {
+            for id in ids.iter().filter(|id| is_enumerated(id) == Some(false)) {
                 let ids = match (id.gpu(), id.mig()) {
                     (Some(gpu), _) => self.gpus.entry(gpu.into()).or_default(),
                     (None, Some(mig)) => self.migs.entry(mig.into()).or_default(),
@@ -159,7 +159,7 @@ impl UnlistedGpus {
                 ids.entry(resource.clone()).or_default().insert(id.clone());
             }
         }
-        self.migs.retain(|mig, _| !self.listed_migs.contains(mig));
+        self.migs.retain(|mig, _| !self.enumerated_migs.contains(mig));
     }
 
     /// GPUs without evidence are among them where the kubelet has an ID that only they can explain; else they are not
@@ -167,11 +167,11 @@ impl UnlistedGpus {
     fn missing(
         &self,
         inventory: &Inventory,
-        on_bus: &mut UnlistedOnBus<'_>,
+        on_bus: &mut OnlyOnBus<'_>,
         bus: Option<&NodeDevices>,
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
-        let UnlistedOnBus { with_uuid, without_uuid, without_evidence, unserved, .. } = on_bus;
+        let OnlyOnBus { with_uuid, without_uuid, without_evidence, unserved, .. } = on_bus;
         let of_kubelet = self.of_kubelet(inventory, bus, kubelet);
         let only_kubelet: Vec<&GpuUuid> =
             of_kubelet.keys().copied().filter(|uuid| !with_uuid.contains_key(*uuid)).collect();
@@ -198,12 +198,12 @@ impl UnlistedGpus {
         found
     }
 
-    /// The UUIDs that the kubelet has and the driver does not list. Those that no container holds may be of GPUs that were
+    /// The UUIDs that the kubelet has and the driver does not enumerate. Those that no container holds may be of GPUs that were
     /// bound to another kernel driver after a plugin offered them: they are left out where at least as many such GPUs were
-    /// never listed by the driver. Where fewer were, some of them are missing, and all stay, because it is unknown which.
+    /// never enumerated by the driver. Where fewer were, some of them are missing, and all stay, because it is unknown which.
     fn of_kubelet(&self, inventory: &Inventory, bus: Option<&NodeDevices>, kubelet: &KubeletState) -> IdsByGpu<'_> {
-        let is_unlisted = |(uuid, _): &(&GpuUuid, &DeviceIds)| !inventory.gpus.contains_key(*uuid);
-        let mut of_kubelet: IdsByGpu<'_> = self.gpus.iter().filter(is_unlisted).collect();
+        let is_not_enumerated = |(uuid, _): &(&GpuUuid, &DeviceIds)| !inventory.gpus.contains_key(*uuid);
+        let mut of_kubelet: IdsByGpu<'_> = self.gpus.iter().filter(is_not_enumerated).collect();
         if of_kubelet.is_empty() {
             return of_kubelet;
         }
@@ -232,13 +232,13 @@ fn not_present(inventory: &Inventory, address: &PciBusId, numa_node: Option<u32>
     }
 }
 
-/// How many GPUs on the bus the driver should list, as far as the driver and the bus show it.
+/// How many GPUs on the bus the driver should enumerate, as far as the driver and the bus show it.
 pub fn expected_on_bus(inventory: &Inventory, bus: &NodeDevices) -> usize {
-    let on_bus = UnlistedOnBus::find(inventory, Some(bus), &BTreeSet::new());
+    let on_bus = OnlyOnBus::find(inventory, Some(bus), &BTreeSet::new());
     bus.expected.saturating_sub(on_bus.without_evidence.len())
 }
 
-/// The GPU that the driver lists or has listed there. Of several it is the one that is present.
+/// The GPU that the driver enumerates or has enumerated there. Of several it is the one that is present.
 fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
     let there = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.as_ref() == Some(address));
     there.max_by_key(|gpu| gpu.present)
@@ -247,23 +247,24 @@ fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
 /// A PCI address, and what the kernel reports of it.
 type BusLocation<'a> = (&'a PciBusId, &'a BusGpu);
 
-/// The GPUs on the bus that the driver does not list.
+/// The GPUs on the bus that the driver does not enumerate.
 #[derive(Default)]
-struct UnlistedOnBus<'a> {
+struct OnlyOnBus<'a> {
     with_uuid: BTreeMap<GpuUuid, BusLocation<'a>>,
     without_uuid: Vec<BusLocation<'a>>,
     /// Without a UUID and a kernel driver.
     without_evidence: Vec<BusLocation<'a>>,
     /// At another kernel driver.
     unserved: Vec<BusLocation<'a>>,
-    /// There are GPUs on the bus, and the driver lists each of them that it is known to serve.
-    all_listed: bool,
+    /// There are GPUs on the bus, and the driver enumerates each of them that it is known to serve.
+    all_enumerated: bool,
 }
 
-impl<'a> UnlistedOnBus<'a> {
+impl<'a> OnlyOnBus<'a> {
     /// `served`: where the NVIDIA driver had a GPU before.
     fn find(inventory: &Inventory, bus: Option<&'a NodeDevices>, served: &BTreeSet<PciBusId>) -> Self {
-        let listed: BTreeSet<&PciBusId> = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
+        let enumerated: BTreeSet<&PciBusId> =
+            inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
         let mut here = Self::default();
         let mut without_address = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
         for (address, gpu) in bus.into_iter().flat_map(|bus| &bus.on_bus) {
@@ -271,44 +272,44 @@ impl<'a> UnlistedOnBus<'a> {
                 here.unserved.push((address, gpu));
                 continue;
             }
-            if listed.contains(address) || gpu.excluded {
+            if enumerated.contains(address) || gpu.excluded {
                 continue;
             }
             match &gpu.uuid {
                 Some(uuid) if inventory.gpus.contains_key(uuid) => without_address = without_address.saturating_sub(1),
                 Some(uuid) => drop(here.with_uuid.insert(uuid.clone(), (address, gpu))),
-                None if is_evident(gpu, address, served, &listed, bus) => here.without_uuid.push((address, gpu)),
+                None if is_evident(gpu, address, served, &enumerated, bus) => here.without_uuid.push((address, gpu)),
                 None => here.without_evidence.push((address, gpu)),
             }
         }
-        // They may be those that the driver lists without an address.
+        // They may be those that the driver enumerates without an address.
         if without_address > 0 {
             here.without_uuid.clear();
             here.without_evidence.clear();
         }
         let has_gpus = bus.is_some_and(|bus| !bus.on_bus.is_empty());
-        here.all_listed = has_gpus && here.with_uuid.is_empty() && here.without_uuid.is_empty();
+        here.all_enumerated = has_gpus && here.with_uuid.is_empty() && here.without_uuid.is_empty();
         here
     }
 }
 
-/// Whether the NVIDIA driver should serve a GPU that it does not list: it has or had it, or it serves one of its kind.
+/// Whether the NVIDIA driver should serve a GPU that it does not enumerate: it has or had it, or it serves one of its kind.
 fn is_evident(
     gpu: &BusGpu,
     address: &PciBusId,
     served: &BTreeSet<PciBusId>,
-    listed: &BTreeSet<&PciBusId>,
+    enumerated: &BTreeSet<&PciBusId>,
     bus: Option<&NodeDevices>,
 ) -> bool {
     let of_kind = |other: &&PciBusId| {
         let other = bus.and_then(|bus| bus.on_bus.get(*other));
         gpu.pci_device_id.is_some() && other.is_some_and(|other| other.pci_device_id == gpu.pci_device_id)
     };
-    gpu.is_of_nvidia() || served.contains(address) || listed.iter().any(of_kind)
+    gpu.is_of_nvidia() || served.contains(address) || enumerated.iter().any(of_kind)
 }
 
 /// If so, other IDs among them are not of replaced GPUs: the GPU that replaced one would not be named.
-fn names_every_listed(ids: &DeviceIds, inventory: &Inventory) -> bool {
+fn names_every_enumerated(ids: &DeviceIds, inventory: &Inventory) -> bool {
     let names = |gpu: &Gpu, id: &DeviceId| {
         let mut migs = gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
         id.gpu() == Some(gpu.uuid.as_str()) || id.mig().is_some_and(|named| migs.any(|mig| mig == named))

@@ -7,7 +7,7 @@
 //! | question | module | state |
 //! |---|---|---|
 //! | Which hardware does a device ID or a claim name? | `resolve`, `claims` | |
-//! | Which GPUs are missing or not served? | `missing` | what the kubelet and the driver have listed |
+//! | Which GPUs are missing or not served? | `missing` | device IDs that the kubelet has listed, MIG devices that the driver has enumerated |
 //! | Who else holds or offers it? | `held` | |
 //! | Which part of which device does a container hold? | `join` | slots of each device |
 //! | Do the kubelet and the driver list the same devices? | `drift` | |
@@ -23,7 +23,7 @@ mod test_data;
 
 pub use held::{HeldHardware, OtherHolders, other_offer};
 pub use join::{HoldingKey, Holdings, Slots, join};
-pub use missing::{UnlistedGpus, expected_on_bus};
+pub use missing::{MissingGpus, expected_on_bus};
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ use crate::domain::model::{HardwareState, KubeletState};
 /// The hardware and the kubelet's answers, both of one time, and their join.
 #[derive(Clone, Debug, Default)]
 pub struct HoldersState {
-    /// With the GPUs that the driver does not list.
+    /// With the GPUs that the driver does not enumerate.
     pub hardware: Arc<HardwareState>,
     pub kubelet: Arc<KubeletState>,
     pub holdings: Arc<Holdings>,

@@ -66,7 +66,7 @@ fn holding(devices: &[(&str, &str)]) -> Allocations {
 }
 
 fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareState> {
-    UnlistedGpus::default().add_to(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
+    MissingGpus::default().add_to(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
 }
 
 /// UUID and address of each missing GPU.
@@ -148,7 +148,7 @@ fn excluded_gpus_and_other_vendors_ids_are_none() {
     let own = held("example.com/a100", &[&uuid(1)]);
     assert_eq!(missing(&complete(hardware(&[0], &[0]), &own)), []);
     let offered =
-        UnlistedGpus::default().add_to(&Arc::new(hardware(&[0], &[0])), &own, &|_| true, Monotonic::from_secs(1));
+        MissingGpus::default().add_to(&Arc::new(hardware(&[0], &[0])), &own, &|_| true, Monotonic::from_secs(1));
     assert_eq!(missing(&offered), [(uuid(1), None)]);
 }
 
@@ -190,14 +190,14 @@ fn a_card_that_the_driver_does_not_serve_is_missing_only_with_evidence() {
 #[test]
 fn a_card_that_the_driver_had_is_missing_until_another_driver_has_it() {
     let card = |driver| beside(bus_gpu(driver, "1288"));
-    let mut memory = UnlistedGpus::default();
+    let mut memory = MissingGpus::default();
     let mut states = |hardware: HardwareState| {
         let state = memory.add_to(&Arc::new(hardware), &KubeletState::default(), &|_| false, Monotonic::from_secs(1));
         (state.inventory.missing.len(), state.inventory.unserved.len())
     };
     let found = [None, Some("nvidia"), None, Some("nouveau"), None].map(|driver| states(card(driver)));
     assert_eq!(found, [(0, 1), (1, 0), (1, 0), (0, 1), (1, 0)]);
-    let state = UnlistedGpus::new([address(1)].into()).add_to(
+    let state = MissingGpus::new([address(1)].into()).add_to(
         &Arc::new(card(None)),
         &KubeletState::default(),
         &|_| false,
@@ -233,7 +233,7 @@ fn without_a_driver_nothing_is_missing_from_its_list() {
 
 #[test]
 fn what_the_kubelet_forgets_stays_and_what_returns_is_the_same_device() {
-    let mut memory = UnlistedGpus::default();
+    let mut memory = MissingGpus::default();
     let mut complete = |hardware: HardwareState, kubelet: &KubeletState| {
         memory.add_to(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
     };
@@ -250,7 +250,7 @@ fn a_replaced_gpu_that_only_the_checkpoint_names_is_not_missing() {
     assert_eq!(missing(&complete(hardware(&[0, 1], &[0, 1]), &known)), []);
     assert_eq!(missing(&complete(hardware(&[0, 1], &[]), &known)), [(uuid(9), None)], "the bus cannot be read");
 
-    let mut memory = UnlistedGpus::default();
+    let mut memory = MissingGpus::default();
     let mut complete = |listed: &[usize], kubelet: &KubeletState| {
         let hardware = Arc::new(hardware(listed, &[0, 1]));
         missing(&memory.add_to(&hardware, kubelet, &|_| false, Monotonic::from_secs(1)))
@@ -280,7 +280,7 @@ fn a_mig_device_is_on_the_only_gpu_that_is_missing() {
 
 #[test]
 fn a_mig_device_of_a_gpu_that_was_replaced_is_on_no_other() {
-    let mut memory = UnlistedGpus::default();
+    let mut memory = MissingGpus::default();
     let mut complete = |listed: &[usize], kubelet: &KubeletState| {
         memory.add_to(&Arc::new(hardware(listed, &[0, 1])), kubelet, &|_| false, Monotonic::from_secs(1))
     };
@@ -295,7 +295,7 @@ fn a_mig_device_of_a_gpu_that_was_replaced_is_on_no_other() {
 
 #[test]
 fn the_time_without_readings_stays_uncovered() {
-    let mut memory = UnlistedGpus::default();
+    let mut memory = MissingGpus::default();
     let kubelet = held("nvidia.com/gpu", &[&uuid(1)]);
     let mut uncovered = |hardware: HardwareState, seconds| {
         let state = memory.add_to(&Arc::new(hardware), &kubelet, &|_| false, Monotonic::from_secs(seconds));
