@@ -39,6 +39,12 @@ pub struct HeldTime<'a> {
     pub spans: Vec<Span>,
 }
 
+impl HeldTime<'_> {
+    fn seconds(&self) -> f64 {
+        self.spans.iter().map(|span| span.length().as_secs_f64()).sum()
+    }
+}
+
 impl Span {
     pub fn length(&self) -> Duration {
         self.to.since(self.from)
@@ -90,8 +96,6 @@ pub fn cut(
     bounds.extend(held_times.iter().flat_map(|time| time.spans.iter().flat_map(|span| [span.from, span.to])));
     bounds.sort_unstable();
     bounds.dedup();
-    let sm_rates: Vec<f64> =
-        held_times.iter().enumerate().map(|(position, time)| sm_rate(position, time, sm)).collect();
     let mig_positions: Vec<Option<usize>> =
         held_times.iter().map(|time| time.key.mig.as_ref().and_then(|uuid| mig?.position(uuid))).collect();
     let mut segments = vec![];
@@ -104,19 +108,14 @@ pub fn cut(
             if time.key.mig.is_some() && mig_positions[held_time].is_none() {
                 continue; // its MIG device was removed, or the slices of the GPU's MIG devices are unknown
             }
-            let (sm_seconds, mig) = (sm_rates[held_time] * seconds, mig_positions[held_time]);
+            let sm_seconds = sm.map_or(0.0, |sm| sm.holders[held_time] * (seconds / time.seconds()));
+            let mig = mig_positions[held_time];
             holders.push(SegmentHolder { held_time, terms: span.terms, sm_seconds, mig });
         }
         let weights = mig.map_or(Weights::Holdings, |mig| Weights::MigDevices(mig.weights.clone()));
         segments.push(IntervalSegment { seconds, holders, busy: None, energy: None, idle_energy: None, weights });
     }
     segments
-}
-
-/// SM-seconds of an account for each second in which it held the device.
-fn sm_rate(position: usize, time: &HeldTime<'_>, sm: Option<&SmWeights>) -> f64 {
-    let seconds: f64 = time.spans.iter().map(|span| span.length().as_secs_f64()).sum();
-    sm.map_or(0.0, |sm| sm.holders[position] / seconds)
 }
 
 /// An interval, and the weights that divide it.
