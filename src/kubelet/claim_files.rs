@@ -237,8 +237,8 @@ fn nvidia_checkpoint(directories: &ClaimDirectories) -> PathBuf {
     directories.plugins.join(NVIDIA).join("checkpoint.json")
 }
 
-/// Of what NVIDIA's driver keeps for all claims, what can be read; else why not.
-pub fn survey(directories: &ClaimDirectories) -> [(PathBuf, Result<(), String>); 2] {
+/// Reads the files that NVIDIA's driver keeps for all claims; an error says why one cannot be read.
+pub fn check_files(directories: &ClaimDirectories) -> [(PathBuf, Result<(), String>); 2] {
     let checkpoint = nvidia_checkpoint(directories);
     let content = files::read_changed(&checkpoint, &mut None, LARGEST).map_err(|error| error.to_string());
     let parsed = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default(), &|_| false).map(drop));
@@ -246,7 +246,7 @@ pub fn survey(directories: &ClaimDirectories) -> [(PathBuf, Result<(), String>);
     [(checkpoint, parsed), (directories.cdi.clone(), listed)]
 }
 
-/// Whether the files of `survey` are about it.
+/// Whether the files of `check_files` are about it.
 pub fn is_of_nvidia(claim: &ClaimDevice) -> bool {
     &*claim.driver == NVIDIA
 }

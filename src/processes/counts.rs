@@ -1,4 +1,4 @@
-//! Counts the host's processes for `doctor`, which are read once.
+//! Counts the host's processes for `doctor`. Each is read once.
 
 use std::io;
 use std::path::Path;
@@ -10,9 +10,9 @@ use crate::domain::model::UnknownOwner;
 /// The most processes that are read. A node has thousands.
 const MOST: usize = 20_000;
 
-/// What can be seen of the host's processes, counted once.
+/// How many processes of the host can be seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
+pub struct ProcessCounts {
     /// Whether these are the host's process ids.
     pub of_the_host: bool,
     pub processes: usize,
@@ -23,9 +23,9 @@ pub struct Survey {
 }
 
 /// Reads every process under `proc_root` once.
-pub fn survey(proc_root: &Path) -> io::Result<Survey> {
+pub fn count_processes(proc_root: &Path) -> io::Result<ProcessCounts> {
     let files = ProcFiles::new(proc_root);
-    let mut seen = Survey { of_the_host: files.are_the_hosts(), ..Survey::default() };
+    let mut seen = ProcessCounts { of_the_host: files.are_the_hosts(), ..ProcessCounts::default() };
     let pids = std::fs::read_dir(proc_root)?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     for pid in pids.take(MOST) {
         match files.cgroup_owner(pid) {
@@ -59,8 +59,8 @@ mod tests {
         process("11", Some("0::/system.slice/sshd.service\n"));
         process("12", None);
         process("self", Some(""));
-        let seen = survey(root.path()).unwrap();
-        assert_eq!(seen, Survey { of_the_host: false, processes: 3, in_pods: 1, unreadable: 1 });
-        assert!(survey(Path::new("/nonexistent")).is_err());
+        let seen = count_processes(root.path()).unwrap();
+        assert_eq!(seen, ProcessCounts { of_the_host: false, processes: 3, in_pods: 1, unreadable: 1 });
+        assert!(count_processes(Path::new("/nonexistent")).is_err());
     }
 }

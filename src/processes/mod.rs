@@ -9,13 +9,13 @@
 //! takes the name of the MPS server of a shared GPU.
 
 pub(crate) mod cgroup;
+mod counts;
 mod files;
 pub(crate) mod mountinfo;
 mod resolver;
 mod run;
 mod stat;
-mod survey;
 
+pub use counts::{ProcessCounts, count_processes};
 pub use resolver::Resolver;
 pub use run::{ProcessAttribution, ProcessesInputs, ProcessesSettings, start};
-pub use survey::{Survey, survey};

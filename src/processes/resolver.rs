@@ -70,13 +70,13 @@ impl Resolver {
     pub fn resolve(
         &mut self,
         now: Monotonic,
-        wanted: &BTreeSet<u32>,
+        pids: &BTreeSet<u32>,
         directory: &PodDirectory,
         logs: &PodLogs,
     ) -> BTreeMap<u32, Process> {
-        self.known.retain(|pid, _| wanted.contains(pid));
+        self.known.retain(|pid, _| pids.contains(pid));
         let mut processes = BTreeMap::new();
-        for pid in wanted.iter().copied().take(MOST_PROCESSES) {
+        for pid in pids.iter().copied().take(MOST_PROCESSES) {
             if let Err(reason) = self.update(now, pid) {
                 processes.insert(pid, Process { key: None, owner: Owner::Unknown(reason), mps_daemon: None });
             }

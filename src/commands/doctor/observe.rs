@@ -17,10 +17,10 @@ use crate::domain::model::{
     Allocatable, AppliedProfile, HardwareSource, Inventory, Monotonic, NodeDevices, UnixSeconds,
 };
 use crate::hardware::{Failure, HardwareSettings, scan_pci_bus};
-use crate::kubelet::claim_files::{is_of_nvidia, survey};
+use crate::kubelet::claim_files::{check_files, is_of_nvidia};
 use crate::kubelet::{CallError, Client, dial, pod_logs};
 use crate::plugin::{EntryConfig, NodeGpus, NodeView};
-use crate::processes::Survey;
+use crate::processes::ProcessCounts;
 use crate::{plugin, processes};
 
 /// The limit of an observation of files and sockets of this machine.
@@ -89,7 +89,7 @@ pub struct ObservedMachine {
     pub module_version: Observed<Option<String>>,
     /// The GPUs on the PCI bus.
     pub bus: Observed<NodeDevices>,
-    pub processes: Observed<Survey>,
+    pub processes: Observed<ProcessCounts>,
     /// The number of pods in the names of log directories.
     pub named_pods: Observed<usize>,
     /// The files of NVIDIA's DRA driver, and why each cannot be read.
@@ -153,12 +153,12 @@ async fn observe_machine(settings: &DoctorSettings, clock: Clock) -> (ObservedAg
         blocking(move || {
             scan_pci_bus(&sys_root, &ignored_gpus).ok_or_else(|| format!("{}: no PCI bus found", sys_root.display()))
         }),
-        blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
+        blocking(move || processes::count_processes(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
         blocking(move || {
             let logs = pod_logs::read(&pod_logs_root, Monotonic::default());
             logs.problem.map_or(Ok(logs.pods.len()), |problem| Err(problem.to_string()))
         }),
-        blocking(move || Ok(survey(&claim_directories).to_vec())),
+        blocking(move || Ok(check_files(&claim_directories).to_vec())),
     );
     // The driver comes last, because a library that hangs while it is loaded delays checks that start a thread.
     let driver = observe_driver(settings, why_not_opened(&agent), clock).await;

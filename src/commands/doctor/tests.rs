@@ -13,7 +13,7 @@ use super::{CheckStatus, checks};
 use crate::domain::model::Allocatable;
 use crate::kubelet::CallError;
 use crate::plugin::OnConflict;
-use crate::processes::{ProcessAttribution, Survey};
+use crate::processes::{ProcessAttribution, ProcessCounts};
 use observations::*;
 
 #[test]
@@ -105,10 +105,10 @@ fn driver_and_host_cases() -> Vec<Case> {
             Good, "1 expected, 1 seen";
         "device_answers", on(|machine| machine.driver.as_mut().unwrap().problems = vec!["nvmlX: unknown".into()]),
             Warning, "nvmlX: unknown";
-        "host_processes", on(|machine| machine.processes = Ok(Survey::default())), Warning, "divided equally";
+        "host_processes", on(|machine| machine.processes = Ok(ProcessCounts::default())), Warning, "divided equally";
         "host_processes", Box::new(|observations| {
             observations.settings.node.processes.mode = ProcessAttribution::On;
-            observations.machine.as_mut().unwrap().processes = Ok(Survey::default());
+            observations.machine.as_mut().unwrap().processes = Ok(ProcessCounts::default());
         }), Failed, "attribution is on";
         "host_processes", on(|machine| machine.processes = failed("not there")), Failed, "not there";
         "host_processes", settings_with(|settings| settings.node.processes.mode = ProcessAttribution::Off),

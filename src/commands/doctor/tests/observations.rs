@@ -17,7 +17,7 @@ use crate::domain::model::{
 };
 use crate::kubelet::CallError;
 use crate::plugin::{EntryConfig, NodeGpus, NvidiaConfig, OnConflict};
-use crate::processes::Survey;
+use crate::processes::ProcessCounts;
 
 pub const NOW: f64 = 1_800_000_000.0;
 pub const SOCKET: &str = "/k/pod-resources/kubelet.sock";
@@ -107,7 +107,7 @@ pub fn well() -> Observations {
             offers: offers(OnConflict::default()),
             module_version: Ok(Some("570.1".to_owned())),
             bus: Ok(bus(1)),
-            processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
+            processes: Ok(ProcessCounts { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
             named_pods: Ok(3),
             claim_files: Ok(vec![("/k/plugins/gpu.nvidia.com/checkpoint.json".into(), Ok(()))]),
         }),
