@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::config::{EccPolicy, FabricPolicy, HealthConfig, Recovery};
+use super::causes::{CauseKey, CauseState, CurrentCauses, holds_indefinitely, is_held_down, update_causes};
+use super::config::{EccPolicy, FabricPolicy, HealthConfig};
 use super::faults::{CauseFault, DeviceFaults, GpuFaults, MarkFault};
 use super::marks::{Mark, restored_mark};
 use super::signals::GpuSignals;
 use super::xids::{self, Effect, GpuXids};
-use super::{DriverStatus, EvaluationContext, UNKNOWN_LIMIT};
+use super::{DriverStatus, EvaluationContext};
 use crate::domain::model::{
     DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, PciBusId, UnhealthyReason,
     UnixSeconds, XidClass,
@@ -21,12 +22,6 @@ const AFTER_UNMARK: &str = "recovers after podmeter unmark";
 const AFTER_MARK: &str = "recovers after podmeter unmark, or when the mark ends";
 const EARLIER: &str = "found before podmeter started";
 const AFTER_READING: &str = "recovers when the driver reports that it is over, or after podmeter clear-faults";
-
-/// A reason, and the code of an XID, else 0.
-pub type CauseKey = (UnhealthyReason, u32);
-
-/// With the detail, and what clears it.
-type CurrentCauses = BTreeMap<CauseKey, (Arc<str>, &'static str)>;
 
 /// The whole of a GPU, or one of its MIG devices.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,21 +69,6 @@ pub struct TrackedGpu {
     health: BTreeMap<Subject, DeviceHealth>,
     /// Since when an earlier agent had them as unhealthy, until they are evaluated.
     earlier_since: BTreeMap<Subject, UnixSeconds>,
-}
-
-#[derive(Debug)]
-struct CauseState {
-    detail: Arc<str>,
-    clears: &'static str,
-    /// When it ended; it then stays for the hold-down. `None`: it is current, or restored and not evaluated yet.
-    ended: Option<Monotonic>,
-}
-
-impl CauseState {
-    fn cause(&self, (reason, _): CauseKey, config: &HealthConfig) -> HealthCause {
-        let clears = if self.ended.is_some() { after_the_fault(config) } else { self.clears.into() };
-        HealthCause { reason, detail: Arc::clone(&self.detail), clears }
-    }
 }
 
 impl TrackedGpu {
@@ -162,7 +142,7 @@ impl TrackedGpu {
             xids: self.xids.active.iter().map(|(code, xid)| (*code, xid.fault())).collect(),
             devices,
             recovery_action,
-            lost: self.signals.lost,
+            lost: self.signals.is_lost(),
             pci_bus_id: self.pci_bus_id.clone(),
             energy_counter,
         })
@@ -328,7 +308,7 @@ impl TrackedGpu {
     /// The recovery action of the driver, be it `none`, replaces some XIDs, whichever came first. They are not held down: they
     /// counted only while it was unknown.
     fn remove_overruled_xids(&mut self, config: &HealthConfig) {
-        if self.signals.recovery_action.is_none() {
+        if !self.signals.was_read(UnhealthyReason::RecoveryAction) {
             return;
         }
         let is_overruled = |code: u32| config.effect(code) == Effect::UnhealthyUnlessRecoveryActionKnown;
@@ -342,78 +322,28 @@ impl TrackedGpu {
     /// A reset or restart after the XID clears it, once the GPU has responded since and does not need another.
     fn remove_cleared_xids(&mut self, driver: &DriverStatus) {
         let signals = &self.signals;
-        let needs_recovery = signals.recovery_action.is_some_and(|action| action != 0);
-        if needs_recovery || signals.lost || signals.stuck_since.is_some() {
+        if signals.awaits_recovery() {
             return;
         }
-        let restarted_at = driver.reloaded_at.max(signals.counter_fell_at);
-        let reset_at = restarted_at.max(signals.probably_reset_at);
+        let [reset_at, restarted_at] = [false, true].map(|restart_only| signals.recovered_at(restart_only, driver));
         self.xids.active.retain(|code, xid| {
             let cleared_at = if needs_restart(*code) { restarted_at } else { reset_at };
-            !cleared_at.is_some_and(|at| xid.at.monotonic < at && signals.responded_at >= Some(at))
+            cleared_at.is_none_or(|at| xid.at.monotonic >= at)
         });
     }
 
     /// When the next evaluation may differ from the last one without new inputs.
     pub fn deadline(&self, EvaluationContext { config, driver, now }: EvaluationContext<'_>) -> Option<Monotonic> {
-        let signals = &self.signals;
-        let unknown = self.first_listed.filter(|_| !signals.checked).map(|listed| listed + UNKNOWN_LIMIT);
-        let stuck = signals.stuck_since.map(|since| since + config.stuck_limit);
-        let refused = signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
         let released = driver.released_since.map(|since| since + config.released_limit);
         let marks = self.marks.values().filter_map(|mark| Some(mark.until?.monotonic));
         let ended = self.causes.values().flat_map(BTreeMap::values).filter_map(|cause| cause.ended);
         let hold_downs = ended.filter(|_| !holds_indefinitely(config, driver)).map(|ended| ended + config.hold_down);
-        let limits = [unknown, stuck, refused, released].into_iter().flatten();
+        let limits = self.signals.deadlines(config, self.first_listed).chain(released);
         limits.chain(marks).chain(hold_downs).filter(|deadline| *deadline > now.monotonic).min()
-    }
-}
-
-/// When a device recovers whose fault has ended.
-fn after_the_fault(config: &HealthConfig) -> Arc<str> {
-    match config.recovery {
-        Recovery::Auto => {
-            let seconds = config.hold_down.as_secs_f64();
-            format!("recovers after {seconds} s without the fault, or podmeter clear-faults").into()
-        }
-        Recovery::Manual => "recovers after podmeter clear-faults".into(),
     }
 }
 
 /// Whether only a restart of the GPU or its driver is known to clear the XID.
 fn needs_restart(code: u32) -> bool {
     matches!(xids::class(code), XidClass::NodeReboot | XidClass::Hardware)
-}
-
-/// Whether an ended cause of this reason is removed only after the hold-down.
-fn is_held_down(reason: UnhealthyReason) -> bool {
-    !matches!(reason, UnhealthyReason::Admin | UnhealthyReason::Unknown)
-}
-
-/// Whether no hold-down ends for now.
-fn holds_indefinitely(config: &HealthConfig, driver: &DriverStatus) -> bool {
-    config.recovery == Recovery::Manual || driver.released_since.is_some()
-}
-
-/// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down. One of an
-/// earlier agent does not end before its value was read.
-fn update_causes(
-    causes: &mut BTreeMap<CauseKey, CauseState>,
-    current: CurrentCauses,
-    signals: &GpuSignals,
-    EvaluationContext { config, driver, now }: EvaluationContext<'_>,
-) {
-    for (key, cause) in causes.iter_mut() {
-        if !current.contains_key(key) && signals.was_read(key.0) {
-            cause.ended.get_or_insert(now.monotonic);
-        }
-    }
-    for (key, (detail, clears)) in current {
-        causes.insert(key, CauseState { detail, clears, ended: None });
-    }
-    causes.retain(|(reason, _), cause| {
-        let Some(ended) = cause.ended else { return true };
-        let is_held = holds_indefinitely(config, driver) || now.monotonic < ended + config.hold_down;
-        is_held && is_held_down(*reason)
-    });
 }
