@@ -2,6 +2,11 @@
 //!
 //! In: validated settings. Out: a running node agent, or the reason why it ended. Deliberately unknown: how a module
 //! does its work, and where settings come from.
+//!
+//! Small files connect one module each: `devices` the hardware threads, `journal` the snapshots with the journal's thread,
+//! `governance` the record with the facts of this process, `listeners` the sockets. `probes` decides what `/-/healthy` and
+//! `/-/ready` answer, `self_use` reads what this process uses, `signals` makes requests of the process's signals, `reload`
+//! reads the settings again.
 
 mod demo;
 mod devices;
