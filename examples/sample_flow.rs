@@ -64,21 +64,20 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
             cdi: root.join("cdi"),
             proc: root.join("proc"),
         },
-        refresh_interval: Box::new(|| Duration::from_secs(5)),
         deadline: Duration::from_secs(5),
     };
-    let kubelet_handle = kubelet::start(watching, PodSources::default(), clock, tasks);
+    let kubelet_handle =
+        kubelet::start(watching, Box::new(|| Duration::from_secs(5)), PodSources::default(), clock, tasks);
 
     let config: PluginConfig = serde_saphyr::from_str(CONFIGURATION)?;
+    let plan = config.resolve(|file| std::fs::read_to_string(file))?.into();
     let settings = plugin::PluginSettings {
         directory: root.join("device-plugins"),
-        plan: config.resolve(|file| std::fs::read_to_string(file))?.into(),
         node_name: "node".to_owned(),
         host_paths: HostPaths {
             roots: HostRoots { host: root.to_owned(), dev: root.join("dev"), sys: root.join("sys") },
             proc: root.join("proc"),
             cdi: vec![root.join("cdi")],
-            shows_files: true,
         },
     };
     let no_driver = HardwareState::default();
@@ -104,7 +103,7 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
         allocated: kubelet_handle.allocated.clone(),
         refresh_allocatable: kubelet_handle.refresh_allocatable.clone(),
     };
-    Ok(plugin::start(settings, inputs, publish, clock, tasks).states)
+    Ok(plugin::start(settings, plan, inputs, publish, clock, tasks).states)
 }
 
 fn offered(kubelet: &FakeKubelet) -> String {

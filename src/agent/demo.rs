@@ -17,9 +17,10 @@ use crate::domain::model::{HardwareSource, Inventory};
 use crate::hardware::nvml::NvmlDriver;
 use crate::hardware::simulated::SimulatedDriver;
 use crate::hardware::{Driver, Failure, HardwareSettings};
+use crate::kubelet::KubeletSettings;
 use crate::kubelet::claim_files::ClaimDirectories;
 use crate::kubelet::pods::PodsSettings;
-use crate::plugin::{EntryConfig, MigStrategy, NvidiaConfig, Replication, SharingConfig};
+use crate::plugin::{EntryConfig, HostPaths, MigStrategy, NvidiaConfig, PluginSettings, Replication, SharingConfig};
 use crate::processes::ProcessesSettings;
 use crate::simulation::Truth;
 use crate::simulation::day::Stage;
@@ -126,9 +127,17 @@ impl DemoSettings {
                 false => Some(directory.join("podmeter.sock")),
             },
             admin_socket_required: true,
-            pod_resources_socket: node.kubelet.pod_resources_socket(),
-            device_plugin_directory: node.kubelet.device_plugin_directory(),
-            claim_directories: ClaimDirectories { plugins, cdi: directory.join("cdi"), proc: proc_root.clone() },
+            kubelet: KubeletSettings {
+                pod_resources_socket: node.kubelet.pod_resources_socket(),
+                device_plugin_directory: node.kubelet.device_plugin_directory(),
+                claim_directories: ClaimDirectories { plugins, cdi: directory.join("cdi"), proc: proc_root.clone() },
+                ..self.agent.kubelet
+            },
+            plugin: PluginSettings {
+                directory: node.kubelet.device_plugin_directory(),
+                host_paths: HostPaths { proc: proc_root.clone(), ..self.agent.plugin.host_paths },
+                ..self.agent.plugin
+            },
             devices: HardwareSettings { proc_root: proc_root.clone(), sample_interval, ..self.agent.devices }
                 .sped_up(self.faults.unwrap_or(1)),
             pods: PodsSettings { socket: node.kubelet.pods_api_socket(), logs_root, ..self.agent.pods },

@@ -9,6 +9,7 @@ use super::listeners::Bound;
 use super::settings::{AgentSettings, Reloadable};
 use crate::clock::Clock;
 use crate::domain::health::Recovery;
+use crate::plugin::PluginSettings;
 use crate::serve::governance::{self, ConfigurationDigests, Deployment, GovernanceFacts, ListenerSummary, sha256};
 use crate::serve::web::{GovernanceRequest, GovernanceSource, ListenAddress, Purpose, WatchedConfig};
 
@@ -68,7 +69,8 @@ fn deployment(variable: impl Fn(&str) -> Option<String>) -> Deployment {
 fn configuration(settings: &AgentSettings, reloadable: &Reloadable) -> ConfigurationDigests {
     let files = reloadable.files.clone();
     let reloadable = Reloadable { files: vec![], ..reloadable.clone() };
-    let in_force = AgentSettings { node_name: String::new(), reloadable, ..settings.clone() };
+    let plugin = PluginSettings { node_name: String::new(), ..settings.plugin.clone() };
+    let in_force = AgentSettings { node_name: String::new(), plugin, reloadable, ..settings.clone() };
     ConfigurationDigests { settings_sha256: sha256(format!("{in_force:?}").as_bytes()), files }
 }
 

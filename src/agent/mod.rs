@@ -146,7 +146,9 @@ impl RunningAgent {
         let faults_file = settings.faults_beside().map(FaultsFile::read);
         let faults = faults_file.as_ref().map(FaultsFile::faults).unwrap_or_default();
         let pods = kubelet::pods::start(settings.pods.clone(), clock, &mut tasks);
-        let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), pods.clone(), clock, &mut tasks);
+        let in_force = reloadable();
+        let refresh_interval = Box::new(move || in_force.borrow().refresh_interval);
+        let kubelet = kubelet::start(settings.kubelet.clone(), refresh_interval, pods.clone(), clock, &mut tasks);
         let served = faults.gpus.values().filter_map(|of_gpu| of_gpu.pci_bus_id.clone()).collect();
         let (xids, [health_xids, container_xids]) = XidSender::new();
         let devices = devices::start(driver, settings.devices.clone(), xids, clock)?;
@@ -166,14 +168,14 @@ impl RunningAgent {
         if let Some(file) = faults_file {
             file.start(health.faults.clone(), &mut tasks);
         }
-        let plugin = settings.plugin_settings().map(|settings| {
+        let plugin = settings.reloadable.device_plugin.clone().map(|plan| {
             let inputs = plugin::PluginInputs {
                 holders: holders.clone(),
                 health: health.states.clone(),
                 allocated: kubelet.allocated.clone(),
                 refresh_allocatable: kubelet.refresh_allocatable.clone(),
             };
-            plugin::start(settings, inputs, publish_plugin, clock, &mut plugin_task)
+            plugin::start(settings.plugin.clone(), plan, inputs, publish_plugin, clock, &mut plugin_task)
         });
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
         let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks)?;

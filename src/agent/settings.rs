@@ -6,22 +6,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::domain::health::HealthConfig;
 use crate::domain::model::{HardwareSource, ResourceName};
-use crate::hardware::HardwareSettings;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{SimulatedDriver, SimulatedProfile};
+use crate::hardware::{Driver, HardwareSettings};
 use crate::journal::JournalSettings;
-use crate::kubelet::claim_files::ClaimDirectories;
+use crate::kubelet::KubeletSettings;
 use crate::kubelet::pods::PodsSettings;
+use crate::plugin::{PluginPlan, PluginSettings};
 use crate::processes::ProcessesSettings;
 use crate::serve::governance::ReadFile;
 use crate::serve::metrics::dcgm::Generation;
 use crate::serve::web::{GrafanaUrl, Limits, ListenAddress};
-use crate::{hardware, kubelet, plugin};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
@@ -45,18 +44,13 @@ pub struct AgentSettings {
     /// Whether to end when it cannot be bound: it was configured explicitly.
     pub admin_socket_required: bool,
     pub node_name: String,
-    pub pod_resources_socket: PathBuf,
-    pub device_plugin_directory: PathBuf,
-    pub claim_directories: ClaimDirectories,
-    /// For each call to the kubelet.
-    pub kubelet_deadline: Duration,
+    pub kubelet: KubeletSettings,
     pub hardware: HardwareSource,
     pub nvml: LibrarySearch,
     /// Whether to time each call of the driver.
     pub nvml_call_durations: bool,
     pub devices: HardwareSettings,
-    /// Where the host's `/dev` is mounted.
-    pub dev_root: PathBuf,
+    pub plugin: PluginSettings,
     pub pods: PodsSettings,
     pub processes: ProcessesSettings,
     pub log_format: LogFormat,
@@ -83,13 +77,13 @@ pub struct Reloadable {
     /// Read for these settings, with their digests.
     pub files: Vec<ReadFile>,
     /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
-    pub device_plugin: Option<plugin::PluginPlan>,
+    pub device_plugin: Option<PluginPlan>,
 }
 
 impl Reloadable {
     /// Whether the bundled plugin may offer GPUs as this resource.
     pub(super) fn may_offer_gpus_as(&self, resource: &ResourceName) -> bool {
-        let mut entries = self.device_plugin.iter().flat_map(plugin::PluginPlan::all_entries);
+        let mut entries = self.device_plugin.iter().flat_map(PluginPlan::all_entries);
         entries.any(|entry| entry.may_offer_gpus_as(resource))
     }
 }
@@ -100,7 +94,7 @@ impl AgentSettings {
         self.admin_socket.as_deref().filter(|_| self.hardware == HardwareSource::Nvml)
     }
 
-    pub fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
+    pub fn driver(&self, clock: Clock) -> Option<Box<dyn Driver>> {
         match self.hardware {
             HardwareSource::Nvml => {
                 Some(Box::new(NvmlDriver::new(self.nvml.clone(), self.nvml_call_durations.then_some(clock))))
@@ -110,34 +104,6 @@ impl AgentSettings {
                 Some(Box::new(driver.with_constant_loads(SIMULATED_SEED)))
             }
             HardwareSource::None => None,
-        }
-    }
-
-    pub(super) fn plugin_settings(&self) -> Option<plugin::PluginSettings> {
-        Some(plugin::PluginSettings {
-            directory: self.device_plugin_directory.clone(),
-            plan: self.reloadable.device_plugin.clone()?,
-            node_name: self.node_name.clone(),
-            host_paths: plugin::HostPaths {
-                roots: plugin::host::path_devices::HostRoots {
-                    host: "/".into(),
-                    dev: self.dev_root.clone(),
-                    sys: self.devices.sys_root.clone(),
-                },
-                proc: self.devices.proc_root.clone(),
-                cdi: plugin::host::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
-                shows_files: plugin::host::shows_files(&self.devices.proc_root),
-            },
-        })
-    }
-
-    pub(super) fn kubelet_settings(&self, reloadable: watch::Receiver<Reloadable>) -> kubelet::KubeletSettings {
-        kubelet::KubeletSettings {
-            pod_resources_socket: self.pod_resources_socket.clone(),
-            device_plugin_directory: self.device_plugin_directory.clone(),
-            claim_directories: self.claim_directories.clone(),
-            refresh_interval: Box::new(move || reloadable.borrow().refresh_interval),
-            deadline: self.kubelet_deadline,
         }
     }
 }

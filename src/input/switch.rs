@@ -5,16 +5,11 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Unexpected, Visitor};
 
 /// A value that is `on`, `off`, or a mapping. An untagged enum would have errors without a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SwitchOr<T> {
-    Switch(bool),
-    Section(T),
-}
-
-impl<T: Default> Default for SwitchOr<T> {
-    fn default() -> Self {
-        Self::Section(T::default())
-    }
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SwitchOr<T> {
+    /// `None` for a mapping.
+    pub on: Option<bool>,
+    pub section: T,
 }
 
 impl<'de, T: Default + Deserialize<'de>> Deserialize<'de> for SwitchOr<T> {
@@ -34,7 +29,7 @@ impl<'de, T: Default + Deserialize<'de>> Visitor<'de> for SwitchOrVisitor<T> {
 
     /// YAML 1.1 has `on` and `off` as booleans.
     fn visit_bool<E: Error>(self, on: bool) -> Result<Self::Value, E> {
-        Ok(SwitchOr::Switch(on))
+        Ok(SwitchOr { on: Some(on), section: T::default() })
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
@@ -50,7 +45,7 @@ impl<'de, T: Default + Deserialize<'de>> Visitor<'de> for SwitchOrVisitor<T> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
-        T::deserialize(MapAccessDeserializer::new(map)).map(SwitchOr::Section)
+        T::deserialize(MapAccessDeserializer::new(map)).map(|section| SwitchOr { on: None, section })
     }
 }
 

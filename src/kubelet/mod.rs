@@ -19,4 +19,4 @@ mod watch;
 pub use accepted::LONGEST_UNCONFIRMED;
 pub use client::{CallError, Client, dial};
 pub use pods::PodSources;
-pub use watch::{KubeletHandle, KubeletSettings, start};
+pub use watch::{KubeletHandle, KubeletSettings, RefreshInterval, start};

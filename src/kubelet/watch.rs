@@ -23,17 +23,19 @@ use crate::tasks::{Tasks, changed};
 
 const METHODS: [&str; 3] = ["List", "GetAllocatableResources", "Get"];
 
+#[derive(Clone, Debug)]
 pub struct KubeletSettings {
     pub pod_resources_socket: PathBuf,
     /// Where the kubelet keeps `kubelet_internal_checkpoint`.
     pub device_plugin_directory: PathBuf,
     /// Of the files of DRA drivers.
     pub claim_directories: ClaimDirectories,
-    /// Read before each pause: it may change while running.
-    pub refresh_interval: Box<dyn Fn() -> Duration + Send + Sync>,
     /// For each call.
     pub deadline: Duration,
 }
+
+/// Called before each pause: the interval may change while running.
+pub type RefreshInterval = Box<dyn Fn() -> Duration + Send + Sync>;
 
 /// The running watch of the kubelet.
 #[derive(Clone, Debug)]
@@ -46,22 +48,29 @@ pub struct KubeletHandle {
 }
 
 /// Publishes what the kubelet answers for as long as the task runs.
-pub fn start(settings: KubeletSettings, pods: PodSources, clock: Clock, tasks: &mut Tasks) -> KubeletHandle {
+pub fn start(
+    settings: KubeletSettings,
+    refresh_interval: RefreshInterval,
+    pods: PodSources,
+    clock: Clock,
+    tasks: &mut Tasks,
+) -> KubeletHandle {
     let (publish, states) = watch::channel(Arc::default());
     let handle = KubeletHandle { states, allocated: Arc::default(), refresh_allocatable: Arc::default() };
-    tasks.spawn("kubelet", run(settings, pods, handle.clone(), clock, publish));
+    tasks.spawn("kubelet", run(settings, refresh_interval, pods, handle.clone(), clock, publish));
     handle
 }
 
 async fn run(
     settings: KubeletSettings,
+    refresh_interval: RefreshInterval,
     mut pods: PodSources,
     KubeletHandle { allocated, refresh_allocatable, .. }: KubeletHandle,
     clock: Clock,
     publish: watch::Sender<Arc<KubeletState>>,
 ) {
     let mut events = FileEvents::new(&settings.pod_resources_socket, &settings.device_plugin_directory);
-    let mut watch = KubeletWatch::new(settings, pods.clone(), clock, publish);
+    let mut watch = KubeletWatch::new(settings, refresh_interval, pods.clone(), clock, publish);
     // The first refresh has no trigger: a socket made a moment ago is already there.
     watch.refresh().await;
     loop {
@@ -98,6 +107,7 @@ async fn run(
 
 struct KubeletWatch {
     settings: KubeletSettings,
+    refresh_interval: RefreshInterval,
     clock: Clock,
     publish: watch::Sender<Arc<KubeletState>>,
     client: Client,
@@ -117,6 +127,7 @@ struct KubeletWatch {
 impl KubeletWatch {
     fn new(
         settings: KubeletSettings,
+        refresh_interval: RefreshInterval,
         pods: PodSources,
         clock: Clock,
         publish: watch::Sender<Arc<KubeletState>>,
@@ -138,6 +149,7 @@ impl KubeletWatch {
             ),
             schedule: CallSchedule::new(clock.now().monotonic),
             settings,
+            refresh_interval,
             clock,
             publish,
             state,
@@ -154,7 +166,7 @@ impl KubeletWatch {
             has_ended_pods: !self.ended.is_empty(),
             unconfirmed_due: self.accepted.pods.unconfirmed_due(),
         };
-        self.schedule.next((self.settings.refresh_interval)(), pending, self.clock.now().monotonic)
+        self.schedule.next((self.refresh_interval)(), pending, self.clock.now().monotonic)
     }
 
     fn apply_trigger(&mut self, trigger: Trigger) {

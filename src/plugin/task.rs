@@ -32,8 +32,6 @@ const FIRST_LIST: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub struct PluginSettings {
     pub directory: PathBuf,
-    /// The resources to offer, validated.
-    pub plan: PluginPlan,
     /// The node's name, which the plan's profiles match.
     pub node_name: String,
     pub host_paths: HostPaths,
@@ -42,14 +40,14 @@ pub struct PluginSettings {
 /// The running plugin.
 #[derive(Debug)]
 pub struct PluginHandle {
-    plan: watch::Sender<PluginPlan>,
+    plans: watch::Sender<PluginPlan>,
     pub states: watch::Receiver<Arc<PluginState>>,
 }
 
 impl PluginHandle {
     /// Changes what is offered. An entry that is in the new plan too continues unchanged.
     pub fn configure(&self, plan: &PluginPlan) {
-        self.plan.send_if_modified(|configured| std::mem::replace(configured, plan.clone()) != *plan);
+        self.plans.send_if_modified(|configured| std::mem::replace(configured, plan.clone()) != *plan);
     }
 }
 
@@ -57,12 +55,13 @@ impl PluginHandle {
 /// directory was removed, an input has ended, or after a panic.
 pub fn start(
     settings: PluginSettings,
+    plan: PluginPlan,
     inputs: PluginInputs,
     publish: watch::Sender<Arc<PluginState>>,
     clock: Clock,
     tasks: &mut Tasks,
 ) -> PluginHandle {
-    let (plan, plans) = watch::channel(settings.plan.clone());
+    let (plans, changed_plans) = watch::channel(plan.clone());
     let states = publish.subscribe();
     let (publish_directory_changes, directory_changes) = watch::channel(0);
     let host_scans = HostScans::new(settings.host_paths, settings.directory.clone());
@@ -78,7 +77,7 @@ pub fn start(
     };
     let task = PluginTask {
         node_name: settings.node_name,
-        plan: settings.plan,
+        plan,
         candidates: None,
         host_scans,
         clock,
@@ -90,8 +89,8 @@ pub fn start(
         started: clock.now().monotonic,
         has_settled: false,
     };
-    tasks.spawn("device plugin", task.run(plans, publish_directory_changes, tasks.stopping()));
-    PluginHandle { plan, states }
+    tasks.spawn("device plugin", task.run(changed_plans, publish_directory_changes, tasks.stopping()));
+    PluginHandle { plans, states }
 }
 
 struct PluginTask {

@@ -25,15 +25,15 @@ use serde_json::{Value, json};
 fn settings(root: &Path) -> DoctorSettings {
     let text = format!("kubeletRoot: {0}\nhardware: none\nnodeName: node\npodLogsRoot: {0}/logs\n", root.display());
     let mut node = check_text(&text).unwrap();
-    (node.admin_socket, node.listen, node.kubelet_deadline) = (None, vec![], PATIENCE);
-    (node.claim_directories.cdi, node.claim_directories.proc) = (root.join("cdi"), root.join("proc"));
+    (node.admin_socket, node.listen, node.kubelet.deadline) = (None, vec![], PATIENCE);
+    (node.kubelet.claim_directories.cdi, node.kubelet.claim_directories.proc) = (root.join("cdi"), root.join("proc"));
     DoctorSettings { remote: None, driver_deadline: PATIENCE, node }
 }
 
 /// For sockets and drivers that do not answer.
 fn impatient(root: &Path) -> DoctorSettings {
     let mut settings = settings(root);
-    settings.node.kubelet_deadline = Duration::from_secs(2);
+    settings.node.kubelet.deadline = Duration::from_secs(2);
     DoctorSettings { driver_deadline: Duration::from_secs(2), ..settings }
 }
 

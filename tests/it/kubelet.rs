@@ -59,15 +59,13 @@ impl Watching {
         directory: Option<watch::Receiver<Arc<PodDirectory>>>,
         mut tasks: Tasks,
     ) -> Self {
-        let settings = KubeletSettings {
-            device_plugin_directory: device_plugins.to_owned(),
-            ..client_settings(root, refresh_interval, DEADLINE)
-        };
+        let settings =
+            KubeletSettings { device_plugin_directory: device_plugins.to_owned(), ..client_settings(root, DEADLINE) };
         let mut sources = PodSources::default();
         if let Some(directory) = &directory {
             sources.directory = directory.clone();
         }
-        let kubelet = start(settings, sources, Clock::start(), &mut tasks);
+        let kubelet = start(settings, Box::new(move || refresh_interval), sources, Clock::start(), &mut tasks);
         Self { state: kubelet.states.clone(), directory, allocated: kubelet.allocated.clone(), _tasks: tasks }
     }
 

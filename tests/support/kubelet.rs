@@ -39,7 +39,7 @@ pub async fn node_under(version: KubeletVersion) -> Node {
 }
 
 /// For a client of the kubelet whose directory is `root`.
-pub fn client_settings(root: &Path, refresh_interval: Duration, deadline: Duration) -> KubeletSettings {
+pub fn client_settings(root: &Path, deadline: Duration) -> KubeletSettings {
     KubeletSettings {
         pod_resources_socket: root.join("pod-resources/kubelet.sock"),
         device_plugin_directory: root.join("device-plugins"),
@@ -48,7 +48,6 @@ pub fn client_settings(root: &Path, refresh_interval: Duration, deadline: Durati
             cdi: root.join("cdi"),
             proc: root.join("proc"),
         },
-        refresh_interval: Box::new(move || refresh_interval),
         deadline,
     }
 }

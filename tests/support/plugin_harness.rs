@@ -101,18 +101,22 @@ impl PluginHarness {
     ) -> Self {
         let clock = Clock::start();
         let (hardware, readings) = watch::channel(Arc::new(hardware));
-        let settings = client_settings(root, refresh_interval, Duration::from_secs(5));
+        let settings = client_settings(root, Duration::from_secs(5));
         let mut kubelet_tasks = Tasks::default();
-        let kubelet = podmeter::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
+        let kubelet = podmeter::kubelet::start(
+            settings,
+            Box::new(move || refresh_interval),
+            PodSources::default(),
+            clock,
+            &mut kubelet_tasks,
+        );
         let settings = plugin::PluginSettings {
             directory: root.join("device-plugins"),
-            plan: resources.into(),
             node_name: "node".to_owned(),
             host_paths: HostPaths {
                 roots: HostRoots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],
-                shows_files: true,
             },
         };
         let (publish, states) = watch::channel(Arc::default());
@@ -131,7 +135,7 @@ impl PluginHarness {
             refresh_allocatable: kubelet.refresh_allocatable.clone(),
         };
         let mut plugin_tasks = Tasks::default();
-        let plugin = plugin::start(settings, inputs, publish, clock, &mut plugin_tasks);
+        let plugin = plugin::start(settings, resources.into(), inputs, publish, clock, &mut plugin_tasks);
         let (state, kubelet) = (plugin.states.clone(), kubelet.states.clone());
         Self { hardware, plugin, state, kubelet, plugin_tasks, _kubelet_tasks: kubelet_tasks }
     }

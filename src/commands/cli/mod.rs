@@ -166,7 +166,7 @@ fn run_agent(options: AgentOptions) -> Result<(), Failed> {
         if !keys.is_empty() {
             tracing::warn!(keys = keys.join(", "), "changed options need a restart of podmeter");
         }
-        set_level(&reread.options.log_level.0);
+        set_level(&reread.settings.reloadable.log_level);
         Ok(reread.settings.reloadable)
     });
     let outcome = block_on(agent::run(settings, reload, log.dropped_lines()));

@@ -2,6 +2,16 @@
 //!
 //! In: flags, environment variables, the keys of a configuration file. Out: their values, defaults filled in. Does not
 //! use: what an option is for.
+//!
+//! To add an option, for instance the limit for calls to the kubelet:
+//!
+//! 1. A row in a group of `options!`, below: `kubelet_deadline "DUR": Duration = "5s" in "1s"..="1m", restart;`. Flag, variable,
+//!    key, help, schema and the accessor `AgentOptions::kubelet_deadline` follow from it.
+//! 2. A field in the settings of the module that uses it: `KubeletSettings::deadline`; for `reload` a field of `Reloadable`.
+//! 3. Its value in `settings::settings`: `deadline: *options.kubelet_deadline()`; for `reload` in `settings::configure`.
+//! 4. For a type without `OptionType`: `FromStr`, and a line of `values!` in `value`.
+//! 5. In `other_value` of the tests below a value, where neither `20s` nor `x` is one.
+//! 6. `UPDATE_GOLDEN=1 cargo test --lib cli::` writes `docs/options.md` and the schema, `deploy/sync` the chart; CHANGELOG.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -135,16 +145,9 @@ macro_rules! options {
             pub profiles: Vec<ProfileConfig>,
         }
 
-        /// What is in force.
-        #[derive(Clone, Debug)]
-        pub struct OptionValues {
-            $($(pub $name: options!(@type $type $(, $default)?),)*)*
-            pub health: HealthConfig,
-            pub plugin_section: SwitchOr<PluginConfig>,
-            pub profiles: Vec<ProfileConfig>,
-        }
-
         impl AgentOptions {
+            $($(options! { @value $name: $type $(, $default)? })*)*
+
             /// The sections are those of `file`.
             pub fn or(self, file: Self) -> Self {
                 let Self { health, plugin_section, profiles, .. } = file;
@@ -152,19 +155,26 @@ macro_rules! options {
             }
 
             /// The error: an option and its value, which is out of range.
-            pub fn values(self) -> Result<OptionValues, (&'static OptionRow, String)> {
-                let values = OptionValues {
-                    $($($name: options!(@value self.$name $(, $default)?),)*)*
-                    health: self.health,
-                    plugin_section: self.plugin_section,
-                    profiles: self.profiles,
-                };
+            pub fn check(&self) -> Result<(), (&'static OptionRow, String)> {
                 $($($($(
-                    if !(parsed($low)..=parsed($high)).contains(&values.$name) {
-                        return Err((row(stringify!($name)), values.$name.to_string()));
+                    if !(parsed($low)..=parsed($high)).contains(&self.$name()) {
+                        return Err((row(stringify!($name)), self.$name().to_string()));
                     }
                 )?)?)*)*
-                Ok(values)
+                Ok(())
+            }
+
+            /// Keys of what differs in `other` and takes effect only after a restart. Of the sections only `health` needs one.
+            pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
+                let changed = [$($((stringify!($name), self.$name() != other.$name())),*),*];
+                let changed = changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| row(name));
+                let health = (self.health != other.health).then_some("health");
+                changed.filter(|row| !row.is_reloadable).map(|row| row.key.as_str()).chain(health).collect()
+            }
+
+            #[cfg(test)]
+            fn values(&self) -> Vec<String> {
+                vec![$($(format!("{:?}", self.$name())),*),*]
             }
         }
 
@@ -173,21 +183,17 @@ macro_rules! options {
         pub fn schemas() -> std::collections::BTreeMap<&'static str, (serde_json::Value, Option<&'static str>)> {
             [$($((stringify!($name), (<$type as OptionType>::schema(), None::<&'static str>$(.or(Some($default)))?))),*),*].into()
         }
-
-        impl OptionValues {
-            /// Keys of what differs in `other` and takes effect only after a restart. Of the sections only `health` needs one.
-            pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
-                let changed = [$($((stringify!($name), self.$name != other.$name)),*),*];
-                let changed = changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| row(name));
-                let health = (self.health != other.health).then_some("health");
-                changed.filter(|row| !row.is_reloadable).map(|row| row.key.as_str()).chain(health).collect()
-            }
+    };
+    (@value $name:ident: $type:ty) => {
+        pub fn $name(&self) -> Option<$type> {
+            self.$name.clone()
         }
     };
-    (@type $type:ty) => { Option<$type> };
-    (@type $type:ty, $default:literal) => { $type };
-    (@value $value:expr) => { $value };
-    (@value $value:expr, $default:literal) => { $value.unwrap_or_else(|| parsed($default)) };
+    (@value $name:ident: $type:ty, $default:literal) => {
+        pub fn $name(&self) -> $type {
+            self.$name.clone().unwrap_or_else(|| parsed($default))
+        }
+    };
 }
 
 options! {
@@ -326,11 +332,13 @@ mod tests {
 
     #[test]
     fn every_option_means_the_same_as_a_flag_and_in_a_file() {
-        let defaults = format!("{:?}", AgentOptions::default().values().expect("defaults in range"));
+        AgentOptions::default().check().expect("defaults in range");
+        let defaults = AgentOptions::default().values();
         for row in ROWS.iter() {
             let value = other_value(row);
             let flag = parse(&[&format!("--{}={value}", row.flag)]);
-            assert_ne!(format!("{:?}", flag.clone().values().expect("in range")), defaults, "{}", row.flag);
+            flag.check().expect("in range");
+            assert_ne!(flag.values(), defaults, "{}", row.flag);
             if row.key.is_empty() || row.key.starts_with("devicePlugin") {
                 continue;
             }

@@ -7,19 +7,22 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::options::{AgentOptions, OptionRow, OptionValues};
+use super::options::{AgentOptions, OptionRow};
 use super::value::Switch;
 use crate::agent::{
-    AgentSettings, EntryConfig, HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig,
-    PluginConfigError, PluginPlan, PodLabel, PodLabelError, ReadFile, Reloadable, WebConfig, WebConfigError, WebLimits,
-    sha256,
+    AgentSettings, EntryConfig, HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfigError,
+    PluginPlan, PodLabel, PodLabelError, ReadFile, Reloadable, WebConfig, WebConfigError, WebLimits, sha256,
 };
 use crate::commands::client::DEFAULT_SOCKET;
 use crate::files;
 use crate::hardware::HardwareSettings;
 use crate::input::{self, SwitchOr};
+use crate::kubelet::KubeletSettings;
 use crate::kubelet::claim_files::ClaimDirectories;
 use crate::kubelet::pods::PodsSettings;
+use crate::plugin::host::cdi;
+use crate::plugin::host::path_devices::HostRoots;
+use crate::plugin::{HostPaths, PluginSettings};
 use crate::processes::ProcessesSettings;
 use crate::terminal::harmless;
 
@@ -45,7 +48,7 @@ pub enum InvalidSettings {
 /// Options and the settings made from them.
 #[derive(Clone, Debug)]
 pub struct ResolvedOptions {
-    pub options: OptionValues,
+    pub options: AgentOptions,
     pub settings: AgentSettings,
 }
 
@@ -63,8 +66,8 @@ fn resolve_with(
         Some(file) => {
             let text = read(&file).map_err(|error| InvalidSettings::Unreadable { file: file.clone(), error })?;
             files.push(ReadFile { path: file.clone(), sha256: sha256(text.as_bytes()) });
-            let in_file = parse(&text).and_then(|options| match options.clone().values() {
-                Ok(_) => Ok(options),
+            let in_file = parse(&text).and_then(|options| match options.check() {
+                Ok(()) => Ok(options),
                 Err((row, value)) => Err(format!("{} {value}: must be {}", row.key, row.range)),
             });
             options.or(in_file.map_err(|error| InvalidSettings::ConfigFile { file, error })?)
@@ -102,106 +105,110 @@ fn configure(
     read: impl FnMut(&Path) -> std::io::Result<String>,
 ) -> Result<ResolvedOptions, InvalidSettings> {
     let file = options.config.clone();
-    let options = options.values().map_err(|(row, value)| InvalidSettings::OutOfRange { row, value })?;
+    options.check().map_err(|(row, value)| InvalidSettings::OutOfRange { row, value })?;
     let device_plugin =
         device_plugin(&options, &mut files, read).map_err(|error| InvalidSettings::DevicePlugin { file, error })?;
     let reloadable = Reloadable {
-        refresh_interval: *options.refresh_interval,
-        retention: *options.retention,
-        series_limit: options.series_limit,
-        log_level: options.log_level.0.clone(),
+        refresh_interval: *options.refresh_interval(),
+        retention: *options.retention(),
+        series_limit: options.series_limit(),
+        log_level: options.log_level().0,
         files,
         device_plugin,
     };
-    let settings = settings(options.clone(), reloadable)?;
+    let settings = settings(&options, reloadable)?;
     Ok(ResolvedOptions { options, settings })
 }
 
 /// What the device plugin offers; `None` while it is off. Checked even then.
 fn device_plugin(
-    options: &OptionValues,
+    options: &AgentOptions,
     files: &mut Vec<ReadFile>,
     mut read: impl FnMut(&Path) -> std::io::Result<String>,
 ) -> Result<Option<PluginPlan>, PluginConfigError> {
-    let (switch, mut section) = match &options.plugin_section {
-        SwitchOr::Switch(on) => {
-            let switch = if *on { Switch::On } else { Switch::Off };
-            (options.device_plugin.or(Some(switch)), PluginConfig::default())
-        }
-        SwitchOr::Section(section) => (options.device_plugin, section.clone()),
-    };
-    let is_off_in_file = options.device_plugin.is_none() && switch == Some(Switch::Off);
-    if is_off_in_file && !options.profiles.is_empty() {
+    let SwitchOr { on: in_file, mut section } = options.plugin_section.clone();
+    let flag = options.device_plugin().map(|switch| switch == Switch::On);
+    if flag.is_none() && in_file == Some(false) && !options.profiles.is_empty() {
         let problem = "profiles: none applies while devicePlugin is off; for nodes that no profile matches write \
                        devicePlugin: {resources: []}";
         return Err(PluginConfigError(problem.to_owned()));
     }
-    section.nvidia_config = options.nvidia_config.clone().or(section.nvidia_config);
+    section.nvidia_config = options.nvidia_config().or(section.nvidia_config);
     let plan = PluginPlan::resolve(&section, &options.profiles, |file| {
         let text = read(file)?;
         files.push(ReadFile { path: file.to_owned(), sha256: sha256(text.as_bytes()) });
         Ok(text)
     })?;
-    Ok(match switch {
-        Some(Switch::Off) => None,
-        // Simulated GPUs are offered to a kubelet only on request.
-        None if options.hardware == HardwareSource::Simulated => None,
-        _ => Some(plan),
-    })
+    // Simulated GPUs are offered to a kubelet only on request.
+    let is_on = flag.or(in_file).unwrap_or(options.hardware() != HardwareSource::Simulated);
+    Ok(is_on.then_some(plan))
 }
 
-fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSettings, PodLabelError> {
-    // `none` counts as given explicitly, too.
-    let admin_socket_required = values.admin_socket.is_some();
-    let admin_socket = values.admin_socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
-    let kubelet = &values.kubelet_root;
-    let pod_labels = PodLabel::all(&values.pod_label.unwrap_or_default())?;
+/// The settings of each module.
+fn settings(options: &AgentOptions, reloadable: Reloadable) -> Result<AgentSettings, PodLabelError> {
+    let admin_socket = options.admin_socket().unwrap_or_else(|| DEFAULT_SOCKET.into());
+    let node_name = harmless(&options.node_name().unwrap_or_else(node_name));
+    let (root, proc_root, sys_root) = (options.kubelet_root(), options.proc_root(), options.sys_root());
+    let pod_resources_socket = options.pod_resources_socket();
+    let device_plugin_directory = options.device_plugin_dir().unwrap_or_else(|| root.join("device-plugins"));
+    let pod_labels = PodLabel::all(&options.pod_label().unwrap_or_default())?;
     Ok(AgentSettings {
-        listen: values.listen,
-        probe_listen: values.probe_listen,
-        web_config: values.web_config,
+        listen: options.listen(),
+        probe_listen: options.probe_listen(),
+        web_config: options.web_config(),
         web_limits: WebLimits {
-            connections: values.web_max_connections,
-            read_timeout: *values.web_read_timeout,
-            write_timeout: *values.web_write_timeout,
-            header_bytes: values.web_max_header_bytes,
+            connections: options.web_max_connections(),
+            read_timeout: *options.web_read_timeout(),
+            write_timeout: *options.web_write_timeout(),
+            header_bytes: options.web_max_header_bytes(),
         },
         admin_socket: (admin_socket.as_os_str() != "none").then_some(admin_socket),
-        admin_socket_required,
-        node_name: harmless(&values.node_name.unwrap_or_else(node_name)),
-        pod_resources_socket: values.pod_resources_socket.unwrap_or_else(|| kubelet.join("pod-resources/kubelet.sock")),
-        device_plugin_directory: values.device_plugin_dir.unwrap_or_else(|| kubelet.join("device-plugins")),
-        claim_directories: ClaimDirectories {
-            plugins: kubelet.join("plugins"),
-            cdi: "/var/run/cdi".into(),
-            proc: values.proc_root.clone(),
+        // `none` counts as given explicitly, too.
+        admin_socket_required: options.admin_socket.is_some(),
+        kubelet: KubeletSettings {
+            pod_resources_socket: pod_resources_socket.unwrap_or_else(|| root.join("pod-resources/kubelet.sock")),
+            device_plugin_directory: device_plugin_directory.clone(),
+            claim_directories: ClaimDirectories {
+                plugins: root.join("plugins"),
+                cdi: "/var/run/cdi".into(),
+                proc: proc_root.clone(),
+            },
+            deadline: KUBELET_DEADLINE,
         },
-        kubelet_deadline: KUBELET_DEADLINE,
-        hardware: values.hardware,
-        nvml: LibrarySearch { library: values.nvml_library, driver_roots: values.driver_root },
-        nvml_call_durations: values.nvml_call_durations,
+        hardware: options.hardware(),
+        nvml: LibrarySearch { library: options.nvml_library(), driver_roots: options.driver_root() },
+        nvml_call_durations: options.nvml_call_durations(),
         devices: HardwareSettings {
-            sample_interval: *values.sample_interval,
-            proc_root: values.proc_root.clone(),
-            sys_root: values.sys_root,
-            ignored_gpus: values.ignore_gpu.into_iter().flatten().map(|address| address.0).collect(),
+            sample_interval: *options.sample_interval(),
+            proc_root: proc_root.clone(),
+            sys_root: sys_root.clone(),
+            ignored_gpus: options.ignore_gpu().into_iter().flatten().map(|address| address.0).collect(),
             ..HardwareSettings::default()
         },
-        dev_root: values.dev_root,
-        pods: PodsSettings {
-            socket: kubelet.join("pods-api/pods-api.sock"),
-            labels: pod_labels.iter().map(|label| label.key.as_str().into()).collect(),
-            logs_root: values.pod_logs_root,
+        plugin: PluginSettings {
+            directory: device_plugin_directory,
+            node_name: node_name.clone(),
+            host_paths: HostPaths {
+                roots: HostRoots { host: "/".into(), dev: options.dev_root(), sys: sys_root },
+                proc: proc_root.clone(),
+                cdi: cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
+            },
         },
-        processes: ProcessesSettings { mode: values.process_attribution, proc_root: values.proc_root, pod_labels },
-        dcgm_generation: values.dcgm_generation,
-        grafana_url: values.grafana_url.0,
-        log_format: values.log_format,
-        health: values.health,
-        condition_file: values.condition_file.0,
-        journal: values.state_dir.map(|directory| JournalSettings {
+        node_name,
+        pods: PodsSettings {
+            socket: root.join("pods-api/pods-api.sock"),
+            labels: pod_labels.iter().map(|label| label.key.as_str().into()).collect(),
+            logs_root: options.pod_logs_root(),
+        },
+        processes: ProcessesSettings { mode: options.process_attribution(), proc_root, pod_labels },
+        dcgm_generation: options.dcgm_generation(),
+        grafana_url: options.grafana_url().0,
+        log_format: options.log_format(),
+        health: options.health.clone(),
+        condition_file: options.condition_file().0,
+        journal: options.state_dir().map(|directory| JournalSettings {
             directory,
-            bounds: JournalBounds { bytes: values.state_max_size.0, age: *values.state_max_age },
+            bounds: JournalBounds { bytes: options.state_max_size().0, age: *options.state_max_age() },
         }),
         reloadable,
     })
@@ -256,12 +263,12 @@ mod tests {
     fn the_device_plugin_is_a_switch_or_a_section() {
         let plugin = |text: &str| parse(text).expect("parses").plugin_section;
         let text = "devicePlugin:\n  resources:\n    - kind: simulated\n      name: example.com/x\n      devices: 2\n";
-        let SwitchOr::Section(section) = plugin(text) else { panic!("a section") };
-        assert_eq!(section.resources.map(|resources| resources.len()), Some(1));
+        let SwitchOr { on, section } = plugin(text);
+        assert_eq!((on, section.resources.map(|resources| resources.len())), (None, Some(1)));
         // Helm writes `on` and `off` as booleans.
         for (text, is_on) in [("on", true), ("true", true), ("off", false), ("false", false)] {
             let text = format!("processAttribution: {text}\ndevicePlugin: {text}\n");
-            assert!(matches!(plugin(&text), SwitchOr::Switch(switch) if switch == is_on), "{text}");
+            assert_eq!(plugin(&text).on, Some(is_on), "{text}");
             let attribution = if is_on { ProcessAttribution::On } else { ProcessAttribution::Off };
             assert_eq!(parse(&text).expect("parses").process_attribution, Some(attribution));
         }
@@ -300,7 +307,7 @@ mod tests {
         let settings = settings(AgentOptions { retention: seconds(11), ..options });
         assert_eq!(settings.reloadable.retention, Duration::from_secs(11));
         assert_eq!(settings.reloadable.refresh_interval, Duration::from_secs(7));
-        assert_eq!(settings.pod_resources_socket, Path::new("/k/pod-resources/kubelet.sock"));
+        assert_eq!(settings.kubelet.pod_resources_socket, Path::new("/k/pod-resources/kubelet.sock"));
         assert_eq!(settings.devices.sample_interval, Duration::from_secs(10));
     }
 

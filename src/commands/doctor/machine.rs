@@ -61,7 +61,10 @@ fn allocatable(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
 fn registration(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     offers(machine)?;
     machine.registration.as_ref().map_err(call_failed)?;
-    Ok(Finding::ok(format!("{} answers", plugin::kubelet_socket(&settings.node.device_plugin_directory).display())))
+    Ok(Finding::ok(format!(
+        "{} answers",
+        plugin::kubelet_socket(&settings.node.kubelet.device_plugin_directory).display()
+    )))
 }
 
 /// What the plugin offers, or the finding that it is off.
@@ -71,7 +74,7 @@ fn offers(machine: &ObservedMachine) -> Result<&[EntryConfig], Finding> {
 
 fn plugin_directory(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     offers(machine)?;
-    let directory = settings.node.device_plugin_directory.display();
+    let directory = settings.node.kubelet.device_plugin_directory.display();
     let to_do = "mount the kubelet's device-plugins directory without readOnly, and run as uid 0; for another directory set \
                  --device-plugin-dir; without the plugin, --device-plugin=off";
     machine.writable.as_ref().map_err(|missing| missing.finding(to_do).about(directory.to_string()))?;

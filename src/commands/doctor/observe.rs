@@ -18,7 +18,7 @@ use crate::domain::model::{
 };
 use crate::hardware::{Failure, HardwareSettings, scan_pci_bus};
 use crate::kubelet::claim_files::{check_files, is_of_nvidia};
-use crate::kubelet::{CallError, Client, dial, pod_logs};
+use crate::kubelet::{CallError, Client, KubeletSettings, dial, pod_logs};
 use crate::plugin::{EntryConfig, NodeGpus, NodeView};
 use crate::processes::ProcessCounts;
 use crate::{plugin, processes};
@@ -125,7 +125,8 @@ pub async fn observe(settings: DoctorSettings, clock: Clock) -> Observations {
 
 /// Observes the machine. Each check of a file system has a separate blocking thread, because any of them may hang.
 async fn observe_machine(settings: &DoctorSettings, clock: Clock) -> (ObservedAgent, ObservedMachine) {
-    let AgentSettings { device_plugin_directory, claim_directories, devices, pods, .. } = settings.node.clone();
+    let AgentSettings { kubelet, devices, pods, .. } = settings.node.clone();
+    let KubeletSettings { device_plugin_directory, claim_directories, .. } = kubelet;
     let HardwareSettings { proc_root, sys_root, ignored_gpus, .. } = devices;
     let (pod_logs_root, plugins) = (pods.logs_root, device_plugin_directory.clone());
     let registration = plugin::kubelet_socket(&device_plugin_directory);
@@ -208,7 +209,8 @@ async fn blocking<T: Send + 'static>(observation: impl FnOnce() -> Result<T, Str
 async fn ask_kubelet(
     settings: &DoctorSettings,
 ) -> (Result<ListSummary, CallError>, Option<Result<Allocatable, CallError>>) {
-    let mut client = Client::new(&settings.node.pod_resources_socket, settings.node.kubelet_deadline);
+    let kubelet = &settings.node.kubelet;
+    let mut client = Client::new(&kubelet.pod_resources_socket, kubelet.deadline);
     let allocations = match client.list().await {
         Ok(allocations) => allocations,
         Err(error) => return (Err(error), None),

@@ -24,13 +24,13 @@ async fn watch_of_two_holders() -> KubeletWatch {
         pod_resources_socket: PathBuf::new(),
         device_plugin_directory: PathBuf::new(),
         claim_directories: ClaimDirectories { plugins: PathBuf::new(), cdi: PathBuf::new(), proc: PathBuf::new() },
-        refresh_interval: Box::new(|| Duration::from_secs(3600)),
         deadline: Duration::from_secs(5),
     };
     let clock = Clock::start();
     let identified = watch::channel(directory(&[("a", false), ("b", false)])).1;
     let pods = PodSources { directory: identified, ..PodSources::default() };
-    let mut watch = KubeletWatch::new(settings, pods, clock, watch::channel(Arc::default()).0);
+    let publish = watch::channel(Arc::default()).0;
+    let mut watch = KubeletWatch::new(settings, Box::new(|| Duration::from_secs(3600)), pods, clock, publish);
     let held = ["a", "b"].map(|name| {
         let reference = ContainerRef::new("team", name, "main").with_uid(Some(name.into()));
         pod(container(reference, &[("nvidia.com/gpu", name)]))

@@ -66,10 +66,10 @@ impl PluginPlan {
                 let value = format!("{} to {}", count.start(), count.end());
                 return refuse(&format!("{key}.match.gpuCount"), value, "give min up to max");
             }
-            let entries = match &profile.device_plugin {
-                SwitchOr::Switch(false) => vec![],
-                SwitchOr::Switch(true) => plan.common.clone(),
-                SwitchOr::Section(section) => section.over(&plan.common, &format!("{key}.devicePlugin"), &mut read)?,
+            let SwitchOr { on, section } = &profile.device_plugin;
+            let entries = match on {
+                Some(false) => vec![],
+                _ => section.over(&plan.common, &format!("{key}.devicePlugin"), &mut read)?,
             };
             let (name, conditions) = (profile.name.as_str().into(), profile.conditions.clone());
             plan.profiles.push(PluginProfile { name, conditions, entries });

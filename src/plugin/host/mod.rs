@@ -14,5 +14,5 @@ pub mod sockets;
 mod topology;
 
 pub use driver_files::{DriverFiles, MigCapabilities};
-pub use scanner::{HostFacts, HostPaths, ScanResult, depends_on_host, shows_files};
+pub use scanner::{HostFacts, HostPaths, ScanResult, depends_on_host};
 pub use scans::HostScans;

@@ -25,8 +25,6 @@ pub struct HostPaths {
     pub proc: PathBuf,
     /// The runtime's directories of CDI specifications; ours are written to the last.
     pub cdi: Vec<PathBuf>,
-    /// Whether `roots.host` shows the host's files: false in a container, which has other files.
-    pub shows_files: bool,
 }
 
 /// The facts of the host that answers to the kubelet depend on.
@@ -62,6 +60,8 @@ pub struct ScanResult {
 #[derive(Debug)]
 pub struct HostScanner {
     paths: HostPaths,
+    /// Whether `roots.host` shows the host's files: false in a container, which has files of its own.
+    shows_files: bool,
     /// The kubelet's directory, with its checkpoint.
     device_plugins: PathBuf,
     specifications: Specifications,
@@ -97,7 +97,7 @@ pub fn depends_on_host(config: &EntryConfig) -> bool {
 }
 
 /// Whether this process sees the host's files at the host's paths. A container has another file system.
-pub fn shows_files(proc: &Path) -> bool {
+fn shows_files(proc: &Path) -> bool {
     let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     !in_pod && std::fs::read_to_string(proc.join("self/mountinfo")).is_ok_and(|mounts| !has_overlay_root(&mounts))
 }
@@ -110,6 +110,7 @@ fn has_overlay_root(mountinfo: &str) -> bool {
 impl HostScanner {
     pub fn new(paths: HostPaths, device_plugins: PathBuf) -> Self {
         Self {
+            shows_files: paths.roots.host != Path::new("/") || shows_files(&paths.proc),
             paths,
             device_plugins,
             specifications: Specifications::default(),
@@ -173,7 +174,8 @@ impl HostScanner {
                 let entry_scan = self.entries.entry(number).or_default();
                 // The only health in these offers is which devices are lost.
                 let offers = offers(config, inventory, &[]).offers;
-                entry_scan.update_facts(nvidia, inventory, &offers, &self.paths, &self.specifications);
+                let (paths, shows_files) = (&self.paths, self.shows_files);
+                entry_scan.update_facts(nvidia, inventory, &offers, paths, shows_files, &self.specifications);
                 let mut problems = cdi::unused_problems(&entry_scan.unused);
                 problems.extend(without_driver(nvidia, &entry_scan.facts.driver_files));
                 let without_mps = mps::resources_without_daemon(nvidia, &self.paths.roots, &offers);
@@ -204,6 +206,7 @@ impl EntryScan {
         inventory: &Inventory,
         offers: &[Offer],
         paths: &HostPaths,
+        shows_files: bool,
         specifications: &Specifications,
     ) {
         let is_same = self.generation == Some(inventory.generation);
@@ -219,7 +222,7 @@ impl EntryScan {
         if nvidia.uses_cdi() {
             let host = HostView {
                 roots: &paths.roots,
-                shows_files: paths.shows_files,
+                shows_files,
                 driver_version: inventory.driver.as_ref().map(|driver| &*driver.driver_version),
             };
             let vendor = specifications.vendor_devices(nvidia, offers, &driver_files, host);
@@ -258,7 +261,6 @@ mod tests {
             roots: HostRoots { host: root.into(), dev: root.join("dev"), sys: root.join("sys") },
             proc: root.join("proc"),
             cdi: vec![root.join("cdi")],
-            shows_files: true,
         }
     }
 
