@@ -1,4 +1,4 @@
-//! A simulated node: a fake kubelet on real sockets, a stand-in device plugin, workloads that start and end, and a day
+//! A simulated node: a fake kubelet on real sockets, workloads that start and end, and a day
 //! of faults.
 //!
 //! In: a description (pods, devices, a seed). Out: gRPC on unix sockets, loads for simulated GPUs, directories laid out
@@ -9,7 +9,6 @@ pub mod day;
 pub mod dra_driver;
 pub mod kubelet;
 pub mod node;
-pub mod plugin;
 pub mod proc_tree;
 mod random;
 mod truth;

@@ -12,13 +12,13 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::add_pci_device;
 use crate::support::kubelet::{Options, node};
 use crate::support::polling::PATIENCE;
+use crate::support::stand_in_plugin::StandInPlugin;
 use podmeter::clock::Clock;
 use podmeter::commands::cli::check_text;
 use podmeter::commands::doctor::{Check, CheckStatus, DoctorReport, DoctorSettings, examine};
 use podmeter::domain::model::HardwareSource;
 use podmeter::hardware::nvml::LibrarySearch;
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::{Value, json};
 
 /// As of an agent with these directories and nothing else.

@@ -3,8 +3,8 @@
 use crate::support::captures;
 use crate::support::kubelet::{Claim, ContainerSpec, KubeletVersion, Options, PodPhase, PodSpec, memory_block, node};
 use crate::support::lab::{self, GPU, Lab, SAMPLE, one_container};
+use crate::support::stand_in_plugin::StandInPlugin;
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::json;
 
 #[tokio::test]

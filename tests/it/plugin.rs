@@ -4,9 +4,9 @@
 use crate::support::kubelet::{Node, Options, VERSIONS, node, node_under};
 use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use crate::support::polling::PATIENCE;
+use crate::support::stand_in_plugin::StandInPlugin;
 use podmeter::domain::model::{DeviceReadings, GpuUuid, Medium, Monotonic, Stamped};
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::StandInPlugin;
 use podmeter::wire::v1beta1;
 use prost::Message;
 use tonic::Code;

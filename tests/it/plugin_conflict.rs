@@ -11,9 +11,9 @@ use tonic::Code;
 use crate::support::kubelet::{AdmissionOutcome, KubeletVersion, Method, Node, Options, VERSIONS, node, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, resources, runs, uuid};
 use crate::support::polling::{PATIENCE, until_true};
+use crate::support::stand_in_plugin::StandInPlugin;
 use podmeter::domain::model::{KubeletState, PluginState};
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::StandInPlugin;
 
 async fn with_podmeter(version: KubeletVersion, yaml: &str) -> (Node, PluginHarness) {
     let node = node_under(version).await;

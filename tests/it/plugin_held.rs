@@ -8,8 +8,8 @@ use crate::support::kubelet::{
 use crate::support::plugin_harness::{
     GPU, PluginClient, PluginHarness, counts, gpu, gpus, hardware, held, mig_devices, pod, resources, runs, uuid,
 };
+use crate::support::stand_in_plugin::StandInPlugin;
 use podmeter::domain::model::{Gpu, PluginResource};
-use podmeter::simulation::plugin::StandInPlugin;
 
 const SHARED: &str = "nvidia.com/gpu.shared";
 const TAKEOVER: &str = "resources: [{kind: nvidia, onConflict: takeover}]";

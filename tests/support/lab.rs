@@ -1,7 +1,7 @@
 //! The node on which the captures were recorded: two plugins, and the pods that ran there.
 
+use crate::support::stand_in_plugin::StandInPlugin;
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::Value;
 
 use super::captures;

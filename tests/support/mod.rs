@@ -21,6 +21,7 @@ pub mod plugin_harness;
 pub mod polling;
 pub mod prometheus;
 pub mod sick_node;
+pub mod stand_in_plugin;
 pub mod watching;
 
 #[path = "../../src/test_data.rs"]

@@ -96,7 +96,7 @@ impl From<Device> for ListedDevice {
 }
 
 impl ListedDevice {
-    pub(in crate::simulation) fn to_wire(&self) -> Device {
+    pub fn to_wire(&self) -> Device {
         let topology = |nodes: &Vec<i64>| TopologyInfo { nodes: nodes.iter().map(|id| NumaNode { id: *id }).collect() };
         Device {
             id: self.id.clone(),

@@ -1,5 +1,5 @@
+use crate::support::stand_in_plugin::StandInPlugin;
 use podmeter::simulation::kubelet::{AdmissionOutcome, ContainerSpec, ListedDevice, PodSpec};
-use podmeter::simulation::plugin::StandInPlugin;
 use tonic::Code;
 
 use crate::rig::{GPU, Rig, wait_for};

@@ -13,11 +13,10 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::gone;
-use super::kubelet::{ListedDevice, SocketServer, channel};
-use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use crate::wire::v1beta1::registration_client::RegistrationClient;
-use crate::wire::v1beta1::{
+use podmeter::simulation::kubelet::{ListedDevice, SocketServer, channel};
+use podmeter::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use podmeter::wire::v1beta1::registration_client::RegistrationClient;
+use podmeter::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
     DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
@@ -125,7 +124,7 @@ async fn register(inner: &Arc<StandInState>, attempt: u64, server: &mut Option<S
     // The old server and its stream go first.
     drop(server.take());
     let path = inner.directory.join(&endpoint);
-    gone(fs::remove_file(&path)).map_err(|error| error.to_string())?;
+    let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(|error| error.to_string())?;
     let service = DevicePluginServer::new(StandInService { inner: Arc::clone(inner), attempt });
     *server = Some(SocketServer::start(listener, tonic::transport::Server::builder().add_service(service)));
