@@ -2,26 +2,24 @@
 //! get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device. The form is parsed once,
 //! where the ID is made.
 
-use std::cmp::Ordering;
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::{PciBusId, ResourceName};
 
-/// A device plugin's ID of a device, or a DRA driver's name of one: any string, and its form. Equality, order, hash and
-/// JSON are those of the text.
-#[derive(Clone, Deserialize)]
-#[serde(from = "Arc<str>")]
+/// A device plugin's ID of a device, or a DRA driver's name of one: any string, and its form. JSON has the
+/// text alone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "Arc<str>", into = "Arc<str>")]
 pub struct DeviceId {
     text: Arc<str>,
     form: DeviceForm,
 }
 
 /// The form of a device ID: the kind of hardware, and how the ID names it. Its name is the value of the `form` label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub enum DeviceForm {
     /// A GPU: `GPU-<uuid>`.
@@ -135,47 +133,15 @@ impl From<Arc<str>> for DeviceId {
     }
 }
 
-impl PartialEq for DeviceId {
-    fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
-    }
-}
-
-impl Eq for DeviceId {}
-
-impl PartialOrd for DeviceId {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for DeviceId {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.text.cmp(&other.text)
-    }
-}
-
-impl Hash for DeviceId {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.text.hash(state);
-    }
-}
-
-impl Serialize for DeviceId {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.text.serialize(serializer)
+impl From<DeviceId> for Arc<str> {
+    fn from(id: DeviceId) -> Self {
+        id.text
     }
 }
 
 impl fmt::Display for DeviceId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.text)
-    }
-}
-
-impl fmt::Debug for DeviceId {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:?}", &*self.text)
     }
 }
 
