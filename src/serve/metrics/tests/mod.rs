@@ -1,4 +1,4 @@
-//! The complete page: byte for byte against the golden files, and checked by parsers that share nothing with its
+//! The complete page, and the JSON of the node: byte for byte against the golden files, and checked by parsers that share nothing with its
 //! writer. `UPDATE_GOLDEN=1 cargo test golden` accepts a change.
 
 pub(crate) mod fixture;
@@ -15,6 +15,7 @@ use super::dcgm::{self, Generation};
 use super::family::{Family, MetricSample, SampleValue};
 use super::{Format, catalogue, families, write};
 use crate::domain::model::Snapshot;
+use crate::serve::api::NodeResponse;
 
 fn page(snapshot: &Snapshot, format: Format) -> Vec<u8> {
     let mut page = vec![];
@@ -69,6 +70,13 @@ fn golden_open_metrics() {
 #[test]
 fn golden_dcgm() {
     golden("tests/golden/dcgm.txt", &rendered(Format::Dcgm(Generation::Both)));
+}
+
+/// A field of a domain type becomes public only with a line of this file.
+#[test]
+fn golden_node_json() {
+    let node = serde_json::to_string_pretty(&NodeResponse::from(&fixture::snapshot())).unwrap();
+    golden("tests/golden/node.json", &(node + "\n"));
 }
 
 #[test]
