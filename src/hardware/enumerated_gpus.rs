@@ -216,7 +216,7 @@ impl EnumeratedGpus {
         let known = self.members.get(&report.gpu).map(|member| &member.state);
         report.pass.status != PassStatus::Answers
             || report.due.iter().any(|tier| *tier != Tier::Processes)
-            || known.is_none_or(|state| report.pass.pids.iter().flatten().any(|pid| !state.knows_process(*pid)))
+            || known.is_none_or(|state| report.pass.pids.iter().flatten().any(|pid| !state.has_process(*pid)))
     }
 
     /// Applies a finished pass; one that is not current adds no readings.
@@ -343,10 +343,10 @@ impl EnumeratedGpus {
             slow: self.settings.slow_interval * 3,
         };
         let readings = |member: &EnumeratedGpu| {
-            let asked = member.pass_under_way.as_ref().map(|(since, _)| *since);
+            let pass_began = member.pass_under_way.as_ref().map(|(since, _)| *since);
             let unlisted = member.state.lost && member.lost_because_unlisted;
             let problem = member.no_thread.clone();
-            Arc::new(DeviceReadings { asked, unlisted, problem, ..member.state.readings(now, staleness) })
+            Arc::new(DeviceReadings { pass_began, unlisted, problem, ..member.state.readings(now, staleness) })
         };
         self.members.iter().map(|(uuid, member)| (uuid.clone(), readings(member))).collect()
     }

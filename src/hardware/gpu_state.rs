@@ -15,8 +15,8 @@ use crate::domain::model::{
     DeviceReadings, DeviceTotals, Fast, LinkCounters, Medium, Monotonic, Slow, Stamped, Traffic,
 };
 
-/// How long a process is kept after it was last listed or active: longer than the time between two readings of its use. What
-/// takes differences of its total forgets it with the total.
+/// How long a process is kept after it was last listed or active: longer than the time between two readings of its use. The
+/// ledger, which takes differences of its total, forgets it with the total.
 const PROCESS_RETENTION: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -103,7 +103,7 @@ impl GpuState {
                 self.totals.gaps.energy_joules += joules;
             }
         }
-        self.totals.through = self.totals.through.max(at);
+        self.totals.complete_until = self.totals.complete_until.max(at);
     }
 
     /// Begins a gap, which the next pass of the fast tier ends.
@@ -130,7 +130,7 @@ impl GpuState {
             return;
         }
         let known = integrals.busy_seconds.filter(|seconds| seconds.is_finite()).unwrap_or(0.0).max(0.0);
-        let seconds = at.since(self.totals.through).as_secs_f64() - integrals.uncovered_seconds;
+        let seconds = at.since(self.totals.complete_until).as_secs_f64() - integrals.uncovered_seconds;
         let counted = (known + self.busy_carry).min(seconds.max(0.0));
         self.busy_carry += known - counted;
         integrals.busy_seconds = Some(counted);
@@ -139,7 +139,7 @@ impl GpuState {
     /// Ends the gap since the last pass before it. Only the energy counter covers it; a reader's integrals
     /// do not.
     fn end_gap(&mut self, at: Monotonic, known: &Integrals) {
-        let seconds = at.since(self.totals.through).as_secs_f64();
+        let seconds = at.since(self.totals.complete_until).as_secs_f64();
         self.totals.uncovered_seconds += seconds;
         self.totals.gaps.seconds += seconds;
         self.totals.gaps.until = at;
@@ -227,7 +227,7 @@ impl GpuState {
         self.energy_counter.is_unconfirmed()
     }
 
-    pub fn knows_process(&self, pid: u32) -> bool {
+    pub fn has_process(&self, pid: u32) -> bool {
         self.recent_pids.contains_key(&pid)
     }
 

@@ -28,7 +28,7 @@ mod enumerated_gpus;
 mod event_thread;
 mod gpu_state;
 mod handle;
-pub mod integrate;
+mod integrate;
 mod messages;
 mod module_energy;
 mod monotone;

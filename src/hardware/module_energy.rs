@@ -17,29 +17,29 @@ pub struct ModuleEnergy {
 struct ModuleTotal {
     joules: f64,
     /// The end of the time that the joules include.
-    through: Monotonic,
+    complete_until: Monotonic,
 }
 
 impl ModuleEnergy {
     /// Adds what a GPU has read of its module. The GPUs of a module read the same power at different times, so only the
-    /// part of a gain after `through` counts: earlier time was counted for another GPU.
+    /// part of a gain after `complete_until` counts: earlier time was counted for another GPU.
     pub fn add_totals(&mut self, module: &PciBusId, gpu: &GpuUuid, totals: &DeviceTotals) {
         let Some(joules) = totals.module_energy_joules else { return };
         let module = self.modules.entry(module.clone()).or_default();
-        let (since, before) = *self.read.entry(gpu.clone()).or_insert((totals.through, joules));
+        let (since, before) = *self.read.entry(gpu.clone()).or_insert((totals.complete_until, joules));
         let gained = joules - before;
         if gained <= 0.0 {
             return;
         }
         // A gap adds nothing.
         let since = since.max(totals.gaps.until);
-        let seconds = totals.through.since(since).as_secs_f64();
-        let uncounted = totals.through.since(since.max(module.through)).as_secs_f64();
+        let seconds = totals.complete_until.since(since).as_secs_f64();
+        let uncounted = totals.complete_until.since(since.max(module.complete_until)).as_secs_f64();
         if seconds > 0.0 {
             module.joules += gained * uncounted / seconds;
         }
-        module.through = module.through.max(totals.through);
-        self.read.insert(gpu.clone(), (totals.through, joules));
+        module.complete_until = module.complete_until.max(totals.complete_until);
+        self.read.insert(gpu.clone(), (totals.complete_until, joules));
     }
 
     pub fn joules(&self) -> BTreeMap<PciBusId, f64> {
@@ -75,7 +75,7 @@ mod tests {
                 of_gpu.gaps = ReadingGaps { until: at, ..of_gpu.gaps };
             }
             *of_gpu.module_energy_joules.get_or_insert(0.0) += if begins { 0.0 } else { 600.0 };
-            of_gpu.through = at;
+            of_gpu.complete_until = at;
             energy.add_totals(&"0008:06:00.0".into(), &["GPU-a", "GPU-b"][gpu].into(), of_gpu);
             joules.extend(energy.joules().values());
         }

@@ -347,6 +347,7 @@ impl Supervisor {
         // A call that returns late used handles of an earlier session.
         let is_current = matches!(self.phase, SessionPhase::Open { .. }) && self.gpus.is_current(&report);
         let is_first = report.fresh && is_current && status == PassStatus::Answers;
+        // Before `apply_pass`, which adds its processes to the known ones.
         let is_late = self.rounds.count_pass(&report, is_current, self.gpus.is_news(&report));
         self.gpus.apply_pass(report, is_current, now);
         if !is_current {

@@ -1,7 +1,7 @@
 //! Which call to the kubelet is due next, and when. Pure.
 //!
-//! In: changes that a call may show, outcomes of calls, times. Out: the next call, within the call budget. It does not know
-//! what is asked and answered.
+//! In: changes that a call may show, outcomes of calls, times. Out: the next call, within the call budget. It does not use
+//! what is requested and answered.
 
 use std::time::Duration;
 

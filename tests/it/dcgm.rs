@@ -42,7 +42,7 @@ fn readings(seconds: f64) -> DeviceReadings {
     let gpm = GpmRatios { graphics_engine_active: Some(0.9), ..GpmRatios::default() };
     DeviceReadings {
         totals: DeviceTotals {
-            through: at,
+            complete_until: at,
             busy_seconds: Some(0.9 * seconds),
             energy_joules: Some(520.0 * seconds),
             ..DeviceTotals::default()

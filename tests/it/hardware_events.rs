@@ -74,9 +74,9 @@ impl Node {
     /// The driver's waits for events while the first GPU is read for two seconds.
     fn waits_in_two_seconds(&self) -> u64 {
         let waits = || self.fake.calls().get("nvmlEventSetWait_v2").copied().unwrap_or(0);
-        let read_through = |state: &HardwareState| state.readings[&gpu(0)].totals.through;
-        let (before, begin) = (waits(), read_through(&self.hardware.states.borrow()));
-        wait(&self.hardware, "two seconds", |state| read_through(state).since(begin) > Duration::from_secs(2));
+        let read_until = |state: &HardwareState| state.readings[&gpu(0)].totals.complete_until;
+        let (before, begin) = (waits(), read_until(&self.hardware.states.borrow()));
+        wait(&self.hardware, "two seconds", |state| read_until(state).since(begin) > Duration::from_secs(2));
         waits() - before
     }
 }

@@ -417,10 +417,10 @@ fn a_mig_mode_that_changes_without_instances_is_noticed() {
     assert_eq!([0, 1].map(|index| state.inventory.gpus[&gpu(index)].mig_enabled), [Some(false), Some(true)]);
     // A mode that cannot be read for a moment is no change.
     let generation = state.inventory.generation;
-    let through = readings(&state, 0).totals.through;
+    let complete_until = readings(&state, 0).totals.complete_until;
     fake.update(|state| state["fail"] = json!({"nvmlDeviceGetMigMode": 999}));
     let state = wait(&hardware, "two checks of the layout", |state| {
-        readings(state, 0).totals.through.since(through) > Duration::from_millis(600)
+        readings(state, 0).totals.complete_until.since(complete_until) > Duration::from_millis(600)
     });
     assert_eq!(state.inventory.generation, generation);
 }
@@ -535,7 +535,7 @@ fn what_each_process_does_is_integrated() {
     let hardware = run(&fake, quick());
     let worked = |state: &HardwareState, pid: u32| {
         let process = readings(state, 0).totals.process_sm_seconds.as_ref()?.get(&pid)?;
-        Some((*process, readings(state, 0).totals.through))
+        Some((*process, readings(state, 0).totals.complete_until))
     };
     let state = wait(&hardware, "work", |state| has_fast(state, 0) && worked(state, 11).is_some());
     let (begin, since) = worked(&state, 10).unwrap();
@@ -555,7 +555,8 @@ fn what_each_process_does_is_integrated() {
     let sum = |state: &HardwareState| worked(state, 10).zip(worked(state, 11)).map_or(0.0, |(one, two)| one.0 + two.0);
     let before = wait(&hardware, "the new load", |state| sum(state) > now);
     let after = wait(&hardware, "more of that", |state| sum(state) > sum(&before) + 2.0);
-    let elapsed = readings(&after, 0).totals.through.since(readings(&before, 0).totals.through).as_secs_f64();
+    let elapsed =
+        readings(&after, 0).totals.complete_until.since(readings(&before, 0).totals.complete_until).as_secs_f64();
     assert!(sum(&after) - sum(&before) < elapsed + 0.6, "{} in {elapsed} s", sum(&after) - sum(&before));
 }
 
@@ -678,7 +679,8 @@ fn without_an_energy_counter_power_is_integrated() {
     let joules = |state: &HardwareState| state.readings.get(&gpu(0)).and_then(|readings| readings.totals.energy_joules);
     let first = wait(&hardware, "the first joules", |state| joules(state) > Some(0.0));
     let later = wait(&hardware, "500 J more", |state| joules(state) > joules(&first).map(|joules| joules + 500.0));
-    let seconds = readings(&later, 0).totals.through.since(readings(&first, 0).totals.through).as_secs_f64();
+    let seconds =
+        readings(&later, 0).totals.complete_until.since(readings(&first, 0).totals.complete_until).as_secs_f64();
     let watts = (joules(&later).unwrap() - joules(&first).unwrap()) / seconds;
     assert!((350.0..650.0).contains(&watts), "{watts} W over {seconds} s");
 }
@@ -710,9 +712,9 @@ fn a_layout_check_that_hangs_stops_no_reading() {
     let hardware = run(&fake, impatient());
     wait(&hardware, "readings", |state| has_fast(state, 0));
     fake.update(|state| state["hang"] = json!(["nvmlDeviceGetCount_v2"]));
-    let through = |state: &HardwareState| readings(state, 0).totals.through;
-    let begin = through(&hardware.states.borrow());
-    let later = |state: &HardwareState| through(state).since(begin) > Duration::from_secs(2);
+    let complete_until = |state: &HardwareState| readings(state, 0).totals.complete_until;
+    let begin = complete_until(&hardware.states.borrow());
+    let later = |state: &HardwareState| complete_until(state).since(begin) > Duration::from_secs(2);
     wait(&hardware, "readings past the watchdog's patience", |state| {
         later(state) && has_fast(state, 0) && has_fast(state, 1) && !readings(state, 0).stuck
     });

@@ -271,7 +271,7 @@ fn a_stuck_gpu_is_marked_and_the_others_continue() {
     let totals = &state.readings[&gpu(0)].totals;
     assert!(totals.gaps.seconds >= 0.5 && totals.gaps.seconds <= totals.uncovered_seconds, "{totals:?}");
     let known = totals.busy_seconds.unwrap() + totals.uncovered_seconds;
-    assert!(known <= totals.through.as_duration().as_secs_f64() + 1e-6, "{totals:?}");
+    assert!(known <= totals.complete_until.as_duration().as_secs_f64() + 1e-6, "{totals:?}");
 }
 
 #[test]
@@ -284,10 +284,10 @@ fn a_gpu_that_answers_after_the_first_round_is_not_kept_for_the_next() {
     let hardware = run_with(&script, settings);
     let state = wait(&hardware, "the first round", |state| has_fast(state, 0));
     let readings = &state.readings[&gpu(1)];
-    assert!(readings.asked.is_some() && !readings.stuck && readings.fast.is_none());
+    assert!(readings.pass_began.is_some() && !readings.stuck && readings.fast.is_none());
     script.set(|acts| acts.stuck = None);
     let state = wait(&hardware, "the straggler", |state| has_fast(state, 1));
-    assert!(state.readings[&gpu(1)].asked.is_none());
+    assert!(state.readings[&gpu(1)].pass_began.is_none());
 }
 
 #[test]

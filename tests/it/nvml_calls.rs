@@ -76,15 +76,15 @@ fn no_call_is_made_more_often_than_its_tier_is_due() {
     // The driver's rings are empty at first, for which a GPU is read as if it were watched.
     wait(&hardware, "the first readings", |state| {
         let is_settled =
-            |index| state.readings.get(&gpu(index)).is_some_and(|one| one.totals.through >= at(1).monotonic);
+            |index| state.readings.get(&gpu(index)).is_some_and(|one| one.totals.complete_until >= at(1).monotonic);
         (0..3).all(is_settled)
     });
     assert!(hardware.demand.held([gpu(held)].into(), BTreeSet::new()));
     assert!(hardware.demand.watched([gpu(watched)].into()));
-    let through = |index: usize| hardware.states.borrow().readings[&gpu(index)].totals.through;
-    let from = through(watched);
+    let complete_until = |index: usize| hardware.states.borrow().readings[&gpu(index)].totals.complete_until;
+    let from = complete_until(watched);
     let before = fake.record();
-    wait(&hardware, "a minute", |state| state.readings[&gpu(watched)].totals.through.since(from) >= MINUTE);
+    wait(&hardware, "a minute", |state| state.readings[&gpu(watched)].totals.complete_until.since(from) >= MINUTE);
     let counts = counts(&before, &fake, MINUTE);
     let counted = |call: &str, index: usize| counts.get(&(call.to_owned(), index.to_string())).copied().unwrap_or(0);
     let mut found = BTreeSet::new();

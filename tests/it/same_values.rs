@@ -119,7 +119,7 @@ impl Scene {
     fn readings(&self, second: u64) -> BTreeMap<GpuUuid, Arc<DeviceReadings>> {
         let of = |(number, gpu): (usize, &Gpu)| {
             let is_gap = number == 6 && UNREAD.contains(&second);
-            let through = if is_gap { UNREAD.start - 1 } else { second };
+            let complete_until = if is_gap { UNREAD.start - 1 } else { second };
             let gap = if number == 6 && second >= UNREAD.end { (UNREAD.end - UNREAD.start + 1) as f64 } else { 0.0 };
             let is_whole = gpu.mig_devices.is_empty();
             let instance = gpu.mig_devices.get(1).filter(|_| number == 0).map(|mig| mig.gpu_instance);
@@ -129,13 +129,13 @@ impl Scene {
                 };
                 gpu.mig_devices.iter().map(ratio).collect::<BTreeMap<_, _>>()
             };
-            let at = monotonic(through);
+            let at = monotonic(complete_until);
             let readings = DeviceReadings {
                 totals: DeviceTotals {
-                    through: at,
-                    busy_seconds: is_whole.then(|| BUSY[number] * (through as f64 - gap)),
-                    energy_joules: Some(through as f64 * (100.0 + 400.0 * BUSY[number])),
-                    instance_busy_seconds: of_instances(SLICE_BUSY * through as f64),
+                    complete_until: at,
+                    busy_seconds: is_whole.then(|| BUSY[number] * (complete_until as f64 - gap)),
+                    energy_joules: Some(complete_until as f64 * (100.0 + 400.0 * BUSY[number])),
+                    instance_busy_seconds: of_instances(SLICE_BUSY * complete_until as f64),
                     uncovered_seconds: gap,
                     gaps: ReadingGaps {
                         seconds: gap,

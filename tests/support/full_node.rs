@@ -66,7 +66,7 @@ impl Node {
             let memory = MemoryUse { used: 64 << 30, free: 0, reserved: None, total: 80 << 30 };
             let readings = DeviceReadings {
                 totals: DeviceTotals {
-                    through: at,
+                    complete_until: at,
                     busy_seconds: Some(second as f64 * 0.9),
                     energy_joules: Some(second as f64 * 500.0),
                     ..DeviceTotals::default()

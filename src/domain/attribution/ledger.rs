@@ -145,10 +145,10 @@ impl Ledger {
     fn account_readings(&mut self, observation: &Observation<'_>) {
         let now = observation.now;
         for (gpu, readings) in observation.readings {
-            let Some(through) = readings.totals.last_pass() else { continue };
+            let Some(complete_until) = readings.totals.last_pass() else { continue };
             let device = self.devices.entry(gpu.clone()).or_insert_with(|| DeviceLedger::new(gpu, now));
             let processes = observation.processes.get(gpu);
-            if device.clock.read && through <= device.clock.accounted {
+            if device.clock.read && complete_until <= device.clock.accounted {
                 continue;
             }
             let known_gpu = observation.inventory.gpus.get(gpu);

@@ -24,7 +24,7 @@ fn healthy() -> Snapshot {
         let readings = Arc::make_mut(readings);
         (readings.lost, readings.stuck) = (false, false);
         readings.fast.as_mut().expect("in the fixture").at = at.monotonic;
-        readings.totals.through = LAST_PASS;
+        readings.totals.complete_until = LAST_PASS;
     }
     hardware.problem = None;
     hardware.released = None;

@@ -116,7 +116,7 @@ impl GpuSignals {
         {
             self.slow.exclude_past_memory_errors();
         }
-        self.reads.requested |= readings.asked.is_some();
+        self.reads.requested |= readings.pass_began.is_some();
         self.reads.responded_at = self.reads.responded_at.max(responded_at);
         self.stuck_since = readings.stuck.then(|| self.stuck_since.unwrap_or(now));
         let problem = readings.problem.as_ref().or(hardware.problem.as_ref());

@@ -113,7 +113,7 @@ impl GpuTime {
     fn advance(&mut self, readings: Option<&DeviceReadings>, interval: &SnapshotInterval) {
         let readings = readings.filter(|readings| readings.fast.is_some() && readings.totals.busy_seconds.is_some());
         let counted = self.uncovered_seconds.last;
-        let to = readings.map_or(interval.to, |readings| readings.totals.through);
+        let to = readings.map_or(interval.to, |readings| readings.totals.complete_until);
         let before = self.counted_to.unwrap_or(to);
         let seconds = to.since(before).as_secs_f64();
         self.counted_to = Some(to.max(before));

@@ -188,10 +188,10 @@ fn a_division_is_counter_differences_of_the_window() {
         snapshot.accounts[0].counters.borrowed_seconds = Some(0.0);
         snapshot.unattributed.retain(|unattributed| unattributed.gpu == gpu);
         snapshot.unattributed[0].busy_seconds = [(UnattributedReason::Host, host)].into();
-        let through = snapshot.at.monotonic;
+        let complete_until = snapshot.at.monotonic;
         change(&mut snapshot.hardware, |hardware| {
             let totals = &mut Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals;
-            (totals.through, totals.uncovered_seconds) = (through, uncovered);
+            (totals.complete_until, totals.uncovered_seconds) = (complete_until, uncovered);
         });
         snapshot
     };
@@ -236,11 +236,11 @@ fn a_gap_is_uncovered_also_where_the_first_readings_came_late() {
     let gpu = GpuUuid::from(fixture::WHOLE);
     let mut note = |second: u64, uncovered: Option<f64>| {
         let mut snapshot = later(second);
-        let through = snapshot.at.monotonic;
+        let complete_until = snapshot.at.monotonic;
         change(&mut snapshot.hardware, |hardware| match uncovered {
             Some(seconds) => {
                 let totals = &mut Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals;
-                (totals.through, totals.uncovered_seconds) = (through, seconds);
+                (totals.complete_until, totals.uncovered_seconds) = (complete_until, seconds);
             }
             None => drop(hardware.readings.remove(&gpu)),
         });

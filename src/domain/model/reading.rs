@@ -38,7 +38,8 @@ pub struct DeviceReadings {
     #[serde(skip)]
     pub energy_counter: Option<u64>,
     /// The start of the pass under way.
-    pub asked: Option<Monotonic>,
+    #[serde(rename = "asked")]
+    pub pass_began: Option<Monotonic>,
     /// Why this process cannot read the GPU.
     #[serde(skip)]
     pub problem: Option<Arc<str>>,
@@ -58,7 +59,8 @@ impl DeviceReadings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DeviceTotals {
     /// The time up to which the integrals are complete; 0 before the GPU's first pass.
-    pub through: Monotonic,
+    #[serde(rename = "through")]
+    pub complete_until: Monotonic,
     pub busy_seconds: Option<f64>,
     pub memory_busy_seconds: Option<f64>,
     /// The busy seconds of `encoder`, `decoder`, `jpeg` and `ofa`.
@@ -85,9 +87,9 @@ pub struct DeviceTotals {
 }
 
 impl DeviceTotals {
-    /// The time of the last pass, `through`; `None` before the GPU's first pass.
+    /// The time of the last pass, `complete_until`; `None` before the GPU's first pass.
     pub fn last_pass(&self) -> Option<Monotonic> {
-        Some(self.through).filter(|through| *through > Monotonic::default())
+        Some(self.complete_until).filter(|complete_until| *complete_until > Monotonic::default())
     }
 }
 

@@ -87,7 +87,7 @@ struct ProcessSample {
 /// | `last_seen` | `newest` | |
 /// |---|---|---|
 /// | `None` | `None` | no sample so far |
-/// | `Some` | `Some` | the driver is asked for newer samples |
+/// | `Some` | `Some` | newer samples are requested |
 /// | `None` | `Some` | all samples are requested again |
 #[derive(Default)]
 struct Cursors {
@@ -200,6 +200,7 @@ impl Cursors {
     fn advance(&mut self, samples: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
         let mut samples = samples.to_vec();
         samples.sort_unstable_by_key(|sample| sample.at);
+        // Samples up to `newest` are counted already, also of a process that has no cursor yet.
         let of_new_process = self.last_seen.or(self.newest).unwrap_or(0);
         let mut work: BTreeMap<u32, f64> = BTreeMap::new();
         let mut longest = 0.0_f64;
@@ -211,7 +212,7 @@ impl Cursors {
             let seconds = match self.last_seen {
                 // A mean over more than the elapsed time: rather too low.
                 None => elapsed,
-                // After an idle time the interval begins when the GPU was last known to be idle.
+                // A process that was idle worked at most since the last pass, and a sample may be a second old.
                 Some(_) => ((sample.at - since) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
             };
             longest = longest.max(seconds);

@@ -109,12 +109,12 @@ fn mount(host_path: &Path, container_path: String, read_only: bool) -> Mount {
     Mount { host_path: host_path.display().to_string(), container_path, read_only }
 }
 
-fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), AllocationRefusal> {
+fn refuse_several_slots(nvidia: &NvidiaConfig, requested: usize, shared: bool) -> Result<(), AllocationRefusal> {
     let Some(replication) = nvidia.sharing.replication() else { return Ok(()) };
     let is_refused = replication.fail_requests_greater_than_one.unwrap_or_else(|| nvidia.shares_through_mps());
-    if shared && asked > 1 && is_refused {
+    if shared && requested > 1 && is_refused {
         let message = format!(
-            "{asked} shared devices were asked for and a container may have one: more of them give it no more of a GPU \
+            "{requested} shared devices were asked for and a container may have one: more of them give it no more of a GPU \
              (failRequestsGreaterThanOne)"
         );
         return Err(AllocationRefusal { result: CallResult::NotAllowed, message });

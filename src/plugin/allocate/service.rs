@@ -136,15 +136,16 @@ impl DevicePlugin for PluginService {
         let began = inputs.clock.now().monotonic;
         let (offer, facts) = (Arc::clone(&inputs.offer.borrow()), Arc::clone(&inputs.facts.borrow()));
         let requests = request.into_inner().container_requests;
-        let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| device_ids(&container.devices_ids)).collect();
+        let requested: Vec<Vec<DeviceId>> =
+            requests.iter().map(|container| device_ids(&container.devices_ids)).collect();
         let answers: Result<_, _> =
-            asked.iter().map(|ids| container_response(&inputs.config, &offer, ids, &facts.driver_files)).collect();
+            requested.iter().map(|ids| container_response(&inputs.config, &offer, ids, &facts.driver_files)).collect();
         let result = answers.as_ref().map_or_else(|refusal| refusal.result, |_| CallResult::Ok);
         let response = answers.map_err(|refusal| refused(&offer, "an allocation was refused", &refusal));
         inputs.status.allocated(result, inputs.clock.now().monotonic.since(began));
         self.calls.send_modify(|calls| {
             calls.count += 1;
-            for id in asked.into_iter().flatten().filter(|_| response.is_ok()) {
+            for id in requested.into_iter().flatten().filter(|_| response.is_ok()) {
                 *calls.granted.entry(id).or_default() += 1;
             }
         });

@@ -61,7 +61,7 @@ impl DeviceLedger {
     /// Applies the first reading. Earlier holders had the device allocated; the gap before it is dropped, not closed,
     /// because totals start now and have none of its energy.
     pub fn begin(&mut self, totals: &DeviceTotals, mig: Option<&MigWeights<'_>>, now: Moment) {
-        self.add_gap(self.clock.accounted, totals.through, mig, now);
+        self.add_gap(self.clock.accounted, totals.complete_until, mig, now);
         self.gap = OpenGap::default();
         self.clock.begin(totals);
     }

@@ -70,7 +70,7 @@ impl DeviceClock {
     pub fn begin(&mut self, totals: &DeviceTotals) {
         self.read = true;
         self.late = false;
-        self.accounted = totals.through;
+        self.accounted = totals.complete_until;
         (self.uncovered_seconds, self.gaps) = (totals.uncovered_seconds, totals.gaps);
     }
 
@@ -97,22 +97,22 @@ impl DeviceClock {
         busy: Option<f64>,
         energy: Option<f64>,
     ) -> (Option<GapEnd>, Interval) {
-        let through = totals.through;
-        let from = std::mem::replace(&mut self.accounted, through);
+        let complete_until = totals.complete_until;
+        let from = std::mem::replace(&mut self.accounted, complete_until);
         let was_late = std::mem::take(&mut self.late);
         let before = std::mem::replace(&mut self.gaps, totals.gaps);
         let has_new_gap = totals.gaps.until > before.until;
         let start = match (has_new_gap, was_late) {
             (false, false) => from,
-            (false, true) => through,
-            (true, _) => totals.gaps.until.clamp(from, through),
+            (false, true) => complete_until,
+            (true, _) => totals.gaps.until.clamp(from, complete_until),
         };
         let uncovered = totals.uncovered_seconds - self.uncovered_seconds - (totals.gaps.seconds - before.seconds);
         self.uncovered_seconds = totals.uncovered_seconds;
         let mut interval = Interval {
             from: start,
-            to: through,
-            uncovered_seconds: uncovered.max(0.0).min(through.since(start).as_secs_f64()),
+            to: complete_until,
+            uncovered_seconds: uncovered.max(0.0).min(complete_until.since(start).as_secs_f64()),
             ..Interval::default()
         };
         let mut gap = (has_new_gap || was_late).then_some(GapEnd { from, to: start, energy_joules: None });
@@ -165,7 +165,7 @@ impl DeviceClock {
 /// The totals of the GPU instances of one device when it was last accounted.
 #[derive(Debug, Default)]
 pub struct InstanceActivity {
-    through: Monotonic,
+    complete_until: Monotonic,
     busy_seconds: BTreeMap<u32, f64>,
 }
 
@@ -174,13 +174,13 @@ impl InstanceActivity {
     /// Instances that report nothing are absent.
     pub fn ratios(&mut self, totals: &DeviceTotals) -> BTreeMap<u32, f64> {
         let mut before = std::mem::replace(&mut self.busy_seconds, totals.instance_busy_seconds.clone());
-        let mut from = std::mem::replace(&mut self.through, totals.through);
+        let mut from = std::mem::replace(&mut self.complete_until, totals.complete_until);
         if totals.gaps.until > from {
             // A new reader restarts the counts of the instances.
             before.clear();
             from = totals.gaps.until;
         }
-        let length = totals.through.since(from).as_secs_f64();
+        let length = totals.complete_until.since(from).as_secs_f64();
         if length <= 0.0 {
             return BTreeMap::new();
         }
@@ -227,7 +227,7 @@ mod tests {
     fn instance_activity_is_the_mean_since_the_last_call() {
         let mut activity = InstanceActivity::default();
         let totals = |second, instances: &[(u32, f64)]| DeviceTotals {
-            through: Monotonic::from_secs(second),
+            complete_until: Monotonic::from_secs(second),
             instance_busy_seconds: instances.iter().copied().collect(),
             ..DeviceTotals::default()
         };

@@ -52,8 +52,8 @@ impl UsedSmTime {
         };
         let increase = |process: &'a OwnedProcess| {
             let total = if process.sm_seconds.is_finite() { process.sm_seconds.max(0.0) } else { 0.0 };
-            let used = before.remove(&process.pid).unwrap_or(0.0);
-            self.used.insert(process.pid, total);
+            // One that is listed twice is used up by the first.
+            let used = self.used.insert(process.pid, total).or_else(|| before.remove(&process.pid)).unwrap_or(0.0);
             (process, if total < used { total } else { total - used })
         };
         let increases = processes.processes.iter().map(increase).collect();

@@ -305,12 +305,12 @@ fn a_gpu_that_this_process_cannot_read_is_unknown_with_the_reason() {
 #[test]
 fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
     let mut node = TwoGpuNode::new(HealthConfig::default());
-    node.stop_responding(|readings| readings.asked = Some(Monotonic::from_secs(1)));
+    node.stop_responding(|readings| readings.pass_began = Some(Monotonic::from_secs(1)));
     for seconds in 1..11 {
         node.at(seconds);
         assert_eq!(node.reasons(), unknown(), "at {seconds}");
     }
-    node.stop_responding(|readings| (readings.asked, readings.stuck) = (Some(Monotonic::from_secs(1)), true));
+    node.stop_responding(|readings| (readings.pass_began, readings.stuck) = (Some(Monotonic::from_secs(1)), true));
     let state = node.at(11);
     assert_eq!(node.reasons(), ["stuck"]);
     assert!(state.transitions.iter().all(|transition| transition.gpu != GPU.into()), "{:?}", state.transitions);

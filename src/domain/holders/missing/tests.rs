@@ -303,10 +303,10 @@ fn the_time_without_readings_stays_uncovered() {
     };
     assert_eq!(uncovered(hardware(&[0], &[0, 1]), 10), 0.0);
     assert_eq!(uncovered(hardware(&[0], &[0, 1]), 14), 4.0);
-    let back = |through, seconds| {
+    let back = |complete_until, seconds| {
         let mut state = hardware(&[0, 1], &[0, 1]);
         let mut readings = DeviceReadings::default();
-        readings.totals.through = Monotonic::from_secs(through);
+        readings.totals.complete_until = Monotonic::from_secs(complete_until);
         readings.totals.uncovered_seconds = seconds;
         state.readings.insert(uuid(1).as_str().into(), Arc::new(readings));
         state

@@ -124,7 +124,8 @@ impl SpecificationInputs<'_> {
 
     /// The nodes to give now: none where one of them belongs to another device by now.
     fn safe_nodes<'d>(&self, name: &str, nodes: &'d [String]) -> &'d [String] {
-        let is_taken = |node: &String| self.devices.iter().any(|device| device.is_present && device.nodes.contains(node));
+        let is_taken =
+            |node: &String| self.devices.iter().any(|device| device.is_present && device.nodes.contains(node));
         let is_own = self.device(name).is_some_and(|device| device.is_present);
         if !is_own && nodes.iter().any(is_taken) { &[] } else { nodes }
     }

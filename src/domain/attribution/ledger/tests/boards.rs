@@ -228,8 +228,8 @@ impl Board {
         // Samples arrive late, sometimes by much.
         self.reported_busy = if random.chance(80) { self.busy } else { self.reported_busy };
         let (tells_busy, tells_energy, tells_processes, has_sm_seconds) = self.tells;
-        let through = now.saturating_sub(random.below(4));
-        if self.reading.as_ref().is_some_and(|last| last.through >= through) {
+        let complete_until = now.saturating_sub(random.below(4));
+        if self.reading.as_ref().is_some_and(|last| last.complete_until >= complete_until) {
             return;
         }
         let last_medium = self.reading.as_ref().and_then(|last| last.medium_at).filter(|at| now - at < 300);
@@ -240,20 +240,21 @@ impl Board {
             last_medium
         };
         if std::mem::take(&mut self.was_silent) && random.chance(60) {
-            self.begin_session(through, random);
+            self.begin_session(complete_until, random);
         } else if random.chance(5)
             && let Some(last) = &self.reading
         {
-            let most = (through - last.through) as f64 * TICK_SECONDS;
+            let most = (complete_until - last.complete_until) as f64 * TICK_SECONDS;
             self.sampleless += if random.chance(30) { most } else { random.ratio() * most };
         }
-        let before = self.reading.as_ref().map_or(0, |last| last.through.max(self.gaps.until));
+        let before = self.reading.as_ref().map_or(0, |last| last.complete_until.max(self.gaps.until));
         for (device, members) in self.migs() {
             if self.reading.is_some() && device.compute_instance == 0 {
                 // No compute instance can be busier than always.
                 let most = 1.0 / of_instance(&device, members);
                 let ratio = if random.chance(30) { 0.0 } else { random.ratio() * most.min(1.0) };
-                self.active[device.gpu_instance as usize - 1] += ratio * (through - before) as f64 * TICK_SECONDS;
+                self.active[device.gpu_instance as usize - 1] +=
+                    ratio * (complete_until - before) as f64 * TICK_SECONDS;
             }
         }
         let is_partitioned = matches!(self.kind, Kind::Mig { .. } | Kind::ClaimedMig { .. });
@@ -271,7 +272,7 @@ impl Board {
         let process_sm_seconds = (tells_processes && has_sm_seconds).then(|| sm_seconds.collect());
         let tells_processes = tells_processes && now >= self.without_processes_until;
         self.reading = Some(Reading {
-            through,
+            complete_until,
             busy: (tells_busy && !is_partitioned).then_some(self.reported_busy - self.origin.0),
             energy: tells_energy.then_some(self.energy - self.origin.1),
             medium_at,
@@ -286,12 +287,12 @@ impl Board {
 
     /// Since the last reading the driver was closed or the reader replaced. Now and then the first pass of the new
     /// session is not published.
-    fn begin_session(&mut self, through: Tick, random: &mut Random) {
+    fn begin_session(&mut self, complete_until: Tick, random: &mut Random) {
         let Some(last) = &self.reading else { return };
-        let until = (through - random.below(3)).max(last.through + 1);
-        let of_gap = if until == through { 1.0 } else { random.ratio() };
+        let until = (complete_until - random.below(3)).max(last.complete_until + 1);
+        let of_gap = if until == complete_until { 1.0 } else { random.ratio() };
         self.gaps.until = until;
-        self.gaps.seconds += (until - last.through) as f64 * TICK_SECONDS;
+        self.gaps.seconds += (until - last.complete_until) as f64 * TICK_SECONDS;
         if let Some(busy) = last.busy {
             self.origin.0 += (self.reported_busy - self.origin.0 - busy) * of_gap;
         }
@@ -331,7 +332,7 @@ impl Board {
         let medium = Medium { memory: reading.memory.map(memory), instances, ..Medium::default() };
         DeviceReadings {
             totals: DeviceTotals {
-                through: at(reading.through),
+                complete_until: at(reading.complete_until),
                 busy_seconds: reading.busy,
                 energy_joules: reading.energy,
                 // The laws hold with a module's energy beside the GPU's: it is no part of what is divided.
@@ -347,7 +348,7 @@ impl Board {
                 ..DeviceTotals::default()
             },
             fast: Some(Stamped {
-                at: at(reading.through),
+                at: at(reading.complete_until),
                 value: Fast {
                     utilization_ratio: Some(self.level),
                     instance_utilization_ratios: (1..=7).map(|instance| (instance, self.level)).collect(),

@@ -67,7 +67,8 @@ impl OneDeviceLedger {
 
     fn set_reading(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>, medium: Option<Medium>) {
         let at = monotonic(milliseconds);
-        let totals = DeviceTotals { through: at, busy_seconds: busy, energy_joules: energy, ..self.totals.clone() };
+        let totals =
+            DeviceTotals { complete_until: at, busy_seconds: busy, energy_joules: energy, ..self.totals.clone() };
         let medium = medium.map(|value| Stamped { at, value });
         self.readings.insert(GPU.into(), Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() }));
     }

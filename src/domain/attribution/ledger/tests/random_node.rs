@@ -18,7 +18,7 @@ pub const LATE_TICKS: Tick = 50;
 /// The values of one GPU at its last reading.
 #[derive(Clone, Debug)]
 pub struct Reading {
-    pub through: Tick,
+    pub complete_until: Tick,
     pub busy: Option<f64>,
     pub energy: Option<f64>,
     pub medium_at: Option<Tick>,

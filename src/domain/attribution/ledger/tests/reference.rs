@@ -70,18 +70,18 @@ impl Reference {
 
     fn read(&mut self, reading: &Reading, history: &History) {
         let Some(before) = self.read.clone() else {
-            self.allocate(self.accounted, reading.through, history);
-            self.accounted = reading.through;
+            self.allocate(self.accounted, reading.complete_until, history);
+            self.accounted = reading.complete_until;
             self.gap_since = None;
             self.add_unattributed(reading.busy.unwrap_or(0.0), reading.energy.unwrap_or(0.0));
             self.read = Some(reading.clone());
             self.skip_sm_seconds(reading);
             return;
         };
-        if reading.through <= self.accounted {
+        if reading.complete_until <= self.accounted {
             return;
         }
-        let (begin, end) = (self.accounted, reading.through);
+        let (begin, end) = (self.accounted, reading.complete_until);
         self.allocate(begin, end, history);
         self.accounted = end;
         let late_since = self.gap_since.take();
@@ -183,7 +183,7 @@ impl Reference {
     }
 
     pub fn has_read(&self, reading: &Reading) -> bool {
-        self.read.as_ref().is_some_and(|last| last.through == reading.through)
+        self.read.as_ref().is_some_and(|last| last.complete_until == reading.complete_until)
     }
 
     fn add_unattributed(&mut self, busy: f64, energy: f64) {
@@ -351,8 +351,8 @@ fn perhaps_ended(reason: UnattributedReason) -> UnattributedReason {
 /// How active each part was between two readings, 0 to 1.
 fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
     let is_anew = reading.gaps.until > before.gaps.until;
-    let from = if is_anew { reading.gaps.until } else { before.through };
-    let seconds = (reading.through - from) as f64 * TICK_SECONDS;
+    let from = if is_anew { reading.gaps.until } else { before.complete_until };
+    let seconds = (reading.complete_until - from) as f64 * TICK_SECONDS;
     let devices = reading.mig_devices.as_ref()?.iter().zip(before.mig_devices.as_ref()?);
     let had = |before: &MigReading| before.active_seconds.map(|seconds| if is_anew { 0.0 } else { seconds });
     Some(devices.map(|(now, before)| Some((now.active_seconds? - had(before)?) / seconds)).collect())

@@ -15,7 +15,7 @@ fn answer(pods: &[(&str, &[&str])]) -> Allocations {
 
 /// What is known of UIDs, and the pods as they were identified up to now.
 #[derive(Default)]
-struct World {
+struct ListedNode {
     pods: ListedPods,
     checkpoint: CheckpointAllocations,
     directory: PodDirectory,
@@ -34,7 +34,7 @@ fn identity(name: &str, uid: &str) -> PodIdentity {
     }
 }
 
-impl World {
+impl ListedNode {
     /// The kubelet writes its checkpoint: device to UID.
     fn write(&mut self, devices: &[(&str, &str)]) {
         let inode = self.checkpoint.version.unwrap_or_default().file.1 + 1;
@@ -81,106 +81,106 @@ const UNKNOWN: (Option<String>, Option<String>) = (None, None);
 
 #[test]
 fn a_pod_recreated_under_its_name_is_another() {
-    let mut world = World::default();
-    world.write(&[("0", "old")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"));
-    world.write(&[("0", "new")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("new"), "without a List in between");
+    let mut node = ListedNode::default();
+    node.write(&[("0", "old")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("old"));
+    node.write(&[("0", "new")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("new"), "without a List in between");
 }
 
 #[test]
 fn a_pod_listed_before_its_checkpoint_is_written_is_not_taken_for_its_predecessor() {
-    let mut world = World::default();
-    world.write(&[("0", "old")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"));
-    world.list(&[]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), UNKNOWN, "the checkpoint is that of the old pod");
-    world.write(&[("0", "new")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]).0.as_deref(), Some("new"));
+    let mut node = ListedNode::default();
+    node.write(&[("0", "old")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("old"));
+    node.list(&[]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), UNKNOWN, "the checkpoint is that of the old pod");
+    node.write(&[("0", "new")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]).0.as_deref(), Some("new"));
 }
 
 #[test]
 fn a_pod_from_a_manifest_returns_with_its_uid() {
-    let mut world = World::default();
-    world.write(&[("0", "hash")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("hash"));
-    world.list(&[]);
-    world.write(&[("0", "hash")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("hash"), "allocated anew");
+    let mut node = ListedNode::default();
+    node.write(&[("0", "hash")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("hash"));
+    node.list(&[]);
+    node.write(&[("0", "hash")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("hash"), "allocated anew");
 }
 
 #[test]
 fn the_log_directory_of_a_pod_that_has_left_does_not_name_the_next_one() {
-    let mut world = World::default();
-    world.log_directory("web-0", "old");
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"));
-    world.list(&[]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), UNKNOWN, "the old directory is still there");
-    world.log_directory("web-0", "new");
-    let (uid, reference) = world.list(&[("web-0", &["0"])]);
+    let mut node = ListedNode::default();
+    node.log_directory("web-0", "old");
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("old"));
+    node.list(&[]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), UNKNOWN, "the old directory is still there");
+    node.log_directory("web-0", "new");
+    let (uid, reference) = node.list(&[("web-0", &["0"])]);
     assert_eq!((uid.as_deref(), reference), (Some("new"), None), "learned later: it is still the same pod");
-    world.log_directory("web-0", "newer");
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("newer"), "and this is another");
+    node.log_directory("web-0", "newer");
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("newer"), "and this is another");
 }
 
 #[test]
 fn the_checkpoint_comes_before_the_pods_api_and_that_before_log_directories() {
-    let mut world = World::default();
-    world.log_directory("web-0", "logged");
-    assert_eq!(world.list(&[("web-0", &["0"])]).0.as_deref(), Some("logged"));
-    world.pods_api(&[("web-0", "served")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]).0.as_deref(), Some("served"));
-    world.write(&[("0", "allocated")]);
-    world.pods_api(&[("web-0", "served"), ("web-0", "allocated")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]).0.as_deref(), Some("allocated"), "force-deleted, and still running");
+    let mut node = ListedNode::default();
+    node.log_directory("web-0", "logged");
+    assert_eq!(node.list(&[("web-0", &["0"])]).0.as_deref(), Some("logged"));
+    node.pods_api(&[("web-0", "served")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]).0.as_deref(), Some("served"));
+    node.write(&[("0", "allocated")]);
+    node.pods_api(&[("web-0", "served"), ("web-0", "allocated")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]).0.as_deref(), Some("allocated"), "force-deleted, and still running");
 }
 
 #[test]
 fn a_lesser_source_does_not_overrule_a_better_one() {
-    let mut world = World::default();
-    world.write(&[("0", "allocated")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("allocated"));
+    let mut node = ListedNode::default();
+    node.write(&[("0", "allocated")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("allocated"));
     // Its log directory is not there yet, its predecessor's is; and the checkpoint cannot be read for a moment.
-    world.checkpoint = CheckpointAllocations::default();
-    world.log_directory("web-0", "old");
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("allocated"));
+    node.checkpoint = CheckpointAllocations::default();
+    node.log_directory("web-0", "old");
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("allocated"));
 }
 
 #[test]
 fn of_two_pods_of_one_name_in_the_pods_api_none_is_guessed() {
-    let mut world = World::default();
-    world.pods_api(&[("web-0", "old"), ("web-0", "new")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), UNKNOWN);
+    let mut node = ListedNode::default();
+    node.pods_api(&[("web-0", "old"), ("web-0", "new")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), UNKNOWN);
 }
 
 #[test]
 fn a_pod_found_after_its_predecessor_has_left_the_pods_api_is_another() {
-    let mut world = World::default();
-    world.pods_api(&[("web-0", "old")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"));
-    world.pods_api(&[]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), (None, Some("old".to_owned())), "which of both is listed is unknown");
-    world.pods_api(&[("web-0", "old")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"), "it was the old one");
-    world.pods_api(&[]);
-    world.list(&[("web-0", &["0"])]);
-    world.pods_api(&[("web-0", "new")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("new"));
+    let mut node = ListedNode::default();
+    node.pods_api(&[("web-0", "old")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("old"));
+    node.pods_api(&[]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), (None, Some("old".to_owned())), "which of both is listed is unknown");
+    node.pods_api(&[("web-0", "old")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("old"), "it was the old one");
+    node.pods_api(&[]);
+    node.list(&[("web-0", &["0"])]);
+    node.pods_api(&[("web-0", "new")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("new"));
 }
 
 #[test]
 fn a_kubelet_that_lists_a_part_of_its_pods_has_lost_none() {
-    let mut world = World::default();
-    world.write(&[("0", "a")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), both("a"));
-    world.list_part(&[], false);
-    assert_eq!(world.list_part(&[("web-0", &["0"])], false), both("a"));
+    let mut node = ListedNode::default();
+    node.write(&[("0", "a")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), both("a"));
+    node.list_part(&[], false);
+    assert_eq!(node.list_part(&[("web-0", &["0"])], false), both("a"));
 }
 
 #[test]
 fn another_pods_device_is_not_taken_for_this_ones() {
-    let mut world = World::default();
-    world.write(&[("0", "a")]);
-    world.pods_api(&[("api", "a")]);
-    assert_eq!(world.list(&[("web-0", &["0"])]), UNKNOWN);
+    let mut node = ListedNode::default();
+    node.write(&[("0", "a")]);
+    node.pods_api(&[("api", "a")]);
+    assert_eq!(node.list(&[("web-0", &["0"])]), UNKNOWN);
 }
