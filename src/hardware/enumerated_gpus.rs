@@ -49,7 +49,7 @@ struct EnumeratedGpu {
     /// Whether the session's inventory has it.
     listed: bool,
     /// Whether it was found lost because the driver did not list it any more.
-    lost_because_unlisted: bool,
+    lost_because_not_enumerated: bool,
     /// The generation in which it was last found lost: a loss found with older handles does not count for `all_lost`.
     lost_in: Option<u64>,
     schedule: Schedule,
@@ -101,7 +101,7 @@ impl EnumeratedGpus {
                 member.schedule.restart();
                 member.retry = now;
             }
-            (member.listed, member.lost_because_unlisted) = (true, false);
+            (member.listed, member.lost_because_not_enumerated) = (true, false);
         }
         for (uuid, member) in &mut self.members {
             if found.gpus.contains_key(uuid) {
@@ -117,7 +117,7 @@ impl EnumeratedGpus {
                 // A GPU that was lost before keeps its cause until its next pass: the list may lack it for that cause.
                 if !member.state.lost {
                     warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
-                    member.lost_because_unlisted = true;
+                    member.lost_because_not_enumerated = true;
                 }
                 member.retry = now + member.retries.pause();
             }
@@ -264,7 +264,7 @@ impl EnumeratedGpus {
                     warn!(gpu = %gpu, "the GPU is lost or requires a reset");
                 }
                 member.state.lost = true;
-                member.lost_because_unlisted = status == PassStatus::Unlisted;
+                member.lost_because_not_enumerated = status == PassStatus::Unlisted;
                 member.lost_in = Some(member.generation);
                 member.state.withdraw();
                 member.retry = now + member.retries.pause();
@@ -344,9 +344,9 @@ impl EnumeratedGpus {
         };
         let readings = |member: &EnumeratedGpu| {
             let pass_began = member.pass_under_way.as_ref().map(|(since, _)| *since);
-            let unlisted = member.state.lost && member.lost_because_unlisted;
+            let not_enumerated = member.state.lost && member.lost_because_not_enumerated;
             let problem = member.no_thread.clone();
-            Arc::new(DeviceReadings { pass_began, unlisted, problem, ..member.state.readings(now, staleness) })
+            Arc::new(DeviceReadings { pass_began, not_enumerated, problem, ..member.state.readings(now, staleness) })
         };
         self.members.iter().map(|(uuid, member)| (uuid.clone(), readings(member))).collect()
     }

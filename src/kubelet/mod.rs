@@ -3,6 +3,14 @@
 //! In: the PodResources socket, the device checkpoint, file events beside both, the files of DRA drivers, the socket of the Pods
 //! API, the names of log directories, and the state of the hardware. Out: `HoldersState`, `KubeletState`, `PodDirectory` and
 //! `PodLogs`, published on watch channels. Does not use: drivers, metrics. Protobuf types end here.
+//!
+//! ```text
+//! schedule ─► watch ─► client ─► convert ─► accepted ─► KubeletState ─► holders ─► HoldersState
+//! trigger ──────┘       checkpoint, claim_files, pods, pod_logs ┘          hardware ┘
+//! ```
+//!
+//! `schedule` decides when `watch` calls the kubelet, `trigger` has the reasons, `accepted` which listed pods hold something,
+//! `holders` which hardware that is.
 
 mod accepted;
 pub(crate) mod checkpoint;

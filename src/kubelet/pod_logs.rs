@@ -54,7 +54,7 @@ pub async fn watch(root: PathBuf, clock: Clock, publish: watch::Sender<Arc<PodLo
 
 struct PodLogsReader {
     root: PathBuf,
-    /// The stamp of the directory as it was last read, unless it may change and keep that stamp.
+    /// The stamp of the directory as it was last read; `None` where it may change and keep that stamp, and after a failure.
     unchanged: Option<FileStamp>,
 }
 
@@ -65,8 +65,9 @@ impl PodLogsReader {
         if stamp.is_some() && stamp == self.unchanged {
             return PodLogs { as_of: Some(now.monotonic), ..last.clone() };
         }
-        self.unchanged = stamp.filter(|stamp| now.unix.0 - stamp.modified.0 as f64 > COARSE_SECONDS);
         let read = read(&self.root, now.monotonic);
+        let is_final = |stamp: &FileStamp| now.unix.0 - stamp.modified.0 as f64 > COARSE_SECONDS;
+        self.unchanged = stamp.filter(|stamp| read.problem.is_none() && is_final(stamp));
         // The same pods keep their allocation: it is compared by address.
         let pods = if read.pods == last.pods { Arc::clone(&last.pods) } else { read.pods };
         PodLogs { pods, ..read }

@@ -1,7 +1,8 @@
 //! The kubelet's Pods API (from 1.37; in 1.36 behind the feature gate `PodsAPI`): UIDs, labels and container ids,
 //! without the API server.
 //!
-//! In: the socket. Out: a `PodDirectory`, which stays published while the stream is lost. It does not know allocations.
+//! In: the socket. Out: a `PodDirectory`, which stays published while the stream is lost. `start` also runs `pod_logs`, the
+//! other source of pods. It uses no allocations.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

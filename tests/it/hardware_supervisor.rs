@@ -391,8 +391,9 @@ fn a_gpu_that_is_added_or_removed_changes_the_inventory() {
         acts.statuses.insert(gpu(0), PassStatus::Unlisted);
         acts.layout_changed = true;
     });
-    let state =
-        wait(&hardware, "the removal", |state| state.readings.get(&gpu(0)).is_some_and(|readings| readings.unlisted));
+    let state = wait(&hardware, "the removal", |state| {
+        state.readings.get(&gpu(0)).is_some_and(|readings| readings.not_enumerated)
+    });
     assert!(!state.inventory.gpus[&gpu(0)].present);
     assert_eq!(state.inventory.visible(), 1);
 }

@@ -26,7 +26,8 @@ impl Node {
             for j in i + 1..count {
                 pairs[i][j] = score(i, j);
                 pairs[j][i] = pairs[i][j];
-                topology.link(&gpus[i], &gpus[j], pairs[i][j]);
+                topology.link_as_reported(&gpus[i], &gpus[j], pairs[i][j]);
+                topology.link_as_reported(&gpus[j], &gpus[i], pairs[i][j]);
             }
         }
         Self { gpus, topology, pairs }

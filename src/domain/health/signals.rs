@@ -9,7 +9,7 @@ use super::slow_signals::SlowSignals;
 use super::{DriverStatus, EvaluationContext, UNKNOWN_LIMIT};
 use crate::domain::model::{DeviceReadings, Gpu, HardwareState, Monotonic, UnhealthyReason, recovery_action};
 
-const UNLISTED: &str = "the driver no longer lists it";
+const NOT_ENUMERATED: &str = "the driver no longer lists it";
 const LOST: &str = "the driver reports that it is lost or needs a reset";
 const UNRESPONSIVE: &str = "it has not responded since the driver was opened again";
 
@@ -47,7 +47,7 @@ struct Outage {
     /// The driver does not list it or reports it as lost.
     lost: bool,
     /// Why it is lost, where that is because the driver does not list it.
-    unlisted: Option<Arc<str>>,
+    not_enumerated: Option<Arc<str>>,
     /// Since when there are no readings because the driver cannot be opened, or this process cannot read the GPU, and
     /// why. Also ends where the driver is open and reports that it is lost.
     refused: Option<(Monotonic, Arc<str>)>,
@@ -108,7 +108,7 @@ impl GpuSignals {
                 self.apply_probable_reset(responded_at);
             }
             let missing = hardware.inventory.missing.get(&listed.uuid).map(|missing| Arc::clone(&missing.detail));
-            self.outage.unlisted = missing.or_else(|| readings.unlisted.then(|| UNLISTED.into()));
+            self.outage.not_enumerated = missing.or_else(|| readings.not_enumerated.then(|| NOT_ENUMERATED.into()));
             self.outage.lost = lost;
         }
         if let Some(counter) = readings.energy_counter
@@ -201,7 +201,7 @@ impl GpuSignals {
         let (config, now) = (context.config, context.now_or_release());
         let mut causes = self.slow.causes(config);
         if self.outage.lost {
-            let detail = self.outage.unlisted.clone().unwrap_or_else(|| LOST.into());
+            let detail = self.outage.not_enumerated.clone().unwrap_or_else(|| LOST.into());
             causes.push((Reason::Lost, detail, "recovers when the driver lists it and it responds"));
         }
         // A device whose first check hangs has never been known healthy.

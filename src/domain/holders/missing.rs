@@ -58,13 +58,13 @@ impl MissingGpus {
     }
 
     /// The hardware with these GPUs as devices that are not present, and with their uncovered time; itself where there
-    /// are none. Without a driver that has been opened nothing is missing from its list. `is_ours`: what the bundled
-    /// plugin may offer.
+    /// are none. Without a driver that has been opened nothing is missing from its list. `may_be_offered`:
+    /// by the bundled plugin.
     pub fn add_to(
         &mut self,
         hardware: &Arc<HardwareState>,
         kubelet: &KubeletState,
-        is_ours: &dyn Fn(&ResourceName) -> bool,
+        may_be_offered: &dyn Fn(&ResourceName) -> bool,
         now: Monotonic,
     ) -> Arc<HardwareState> {
         let inventory = &hardware.inventory;
@@ -74,7 +74,7 @@ impl MissingGpus {
         let mut on_bus = OnlyOnBus::find(inventory, bus, &self.served);
         let mut found = vec![];
         if inventory.generation > 0 {
-            self.update_kubelet_ids(inventory, &on_bus, kubelet, is_ours);
+            self.update_kubelet_ids(inventory, &on_bus, kubelet, may_be_offered);
             found = self.missing(inventory, &mut on_bus, bus, kubelet);
         }
         let unserved = on_bus.unserved;
@@ -94,7 +94,7 @@ impl MissingGpus {
             inventory.gpus.insert(gpu.uuid.clone(), gpu);
         }
         for (gpu, missing) in found {
-            let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
+            let readings = DeviceReadings { lost: true, not_enumerated: true, ..DeviceReadings::default() };
             completed.readings.insert(gpu.uuid.clone(), Arc::new(readings));
             self.times.entry(gpu.uuid.clone()).or_insert(MissingTime { since: now, until: None });
             inventory.missing.insert(gpu.uuid.clone(), missing);
@@ -124,7 +124,7 @@ impl MissingGpus {
         inventory: &Inventory,
         on_bus: &OnlyOnBus<'_>,
         kubelet: &KubeletState,
-        is_ours: &dyn Fn(&ResourceName) -> bool,
+        may_be_offered: &dyn Fn(&ResourceName) -> bool,
     ) {
         let mut named = answered(kubelet);
         let checkpoint = kubelet.checkpoint.as_deref();
@@ -146,7 +146,7 @@ impl MissingGpus {
                 gpu.or_else(|| id.mig().map(|uuid| self.enumerated_migs.contains(&uuid.into())))
             };
             // Other vendors' ids may have the same form.
-            let is_nvidias = resource.is_of_nvidia() || is_ours(&resource);
+            let is_nvidias = resource.is_of_nvidia() || may_be_offered(&resource);
             if !is_nvidias && !ids.iter().any(|id| is_enumerated(id) == Some(true)) {
                 continue;
             }

@@ -32,7 +32,8 @@ pub struct DeviceReadings {
     /// Whether the driver reports the GPU as lost, or returns an error for it.
     pub lost: bool,
     /// Whether it is lost because the driver does not list it.
-    pub unlisted: bool,
+    #[serde(rename = "unlisted")]
+    pub not_enumerated: bool,
     /// The last accepted value of the driver's energy counter, in millijoules. It falls when the GPU restarts, by a
     /// reset or with the driver.
     #[serde(skip)]

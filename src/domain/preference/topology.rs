@@ -115,12 +115,6 @@ impl Topology {
         topology
     }
 
-    /// Sets the score that both ends report.
-    pub fn link(&mut self, left: &GpuUuid, right: &GpuUuid, score: u32) {
-        self.link_as_reported(left, right, score);
-        self.link_as_reported(right, left, score);
-    }
-
     /// Sets the score that one end reports, which counts if the other one reports it too; ignores GPUs without a
     /// location.
     pub fn link_as_reported(&mut self, reporter: &GpuUuid, other: &GpuUuid, score: u32) {

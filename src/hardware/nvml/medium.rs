@@ -52,12 +52,17 @@ const VIRTUALIZATION_MODES: [Option<&str>; 5] =
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 
+/// The first two numbers of a driver version; `None` without a number.
+pub(super) fn major_and_minor(driver_version: &str) -> Option<(u32, u32)> {
+    let mut numbers = driver_version.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next().flatten().unwrap_or(0)))
+}
+
 /// The rows of the slowdown reasons; none before 575, and for an unknown version.
 fn slowdowns(driver_version: Option<&str>) -> &'static [ReadingRow<Medium>] {
-    let mut numbers = driver_version.unwrap_or_default().split('.').map(|number| number.parse::<u32>().ok());
-    match (numbers.next().flatten(), numbers.next().flatten().unwrap_or(0)) {
-        (None | Some(..575), _) => &[],
-        (Some(major), minor) if (major, minor) < (580, 82) => &SLOWDOWNS_BEFORE_580_82,
+    match driver_version.and_then(major_and_minor) {
+        None | Some((..575, _)) => &[],
+        Some(version) if version < (580, 82) => &SLOWDOWNS_BEFORE_580_82,
         _ => &SLOWDOWNS,
     }
 }

@@ -7,6 +7,7 @@ use nvml_wrapper_sys::bindings::nvmlProcessInfo_t;
 use super::calls::{CallRefusal, Caller, call, fill};
 use super::inventory::Mig;
 use super::library::DeviceHandle;
+use super::medium::major_and_minor;
 use crate::domain::model::DeviceProcess;
 use crate::hardware::plausible;
 
@@ -135,9 +136,7 @@ type ProcessesByInstance = BTreeMap<(u32, Option<u32>, Option<u32>), DeviceProce
 
 /// Whether the driver is one of 535.43 to 535.86, whose version 3 writes a longer structure, beyond our array's end.
 fn has_other_v3(driver_version: &str) -> bool {
-    let mut numbers = driver_version.split('.').map(|number| number.parse::<u32>().ok());
-    let version = (numbers.next().flatten(), numbers.next().flatten());
-    matches!(version, (Some(535), Some(43..98)))
+    matches!(major_and_minor(driver_version), Some((535, 43..98)))
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ impl ListedPods {
         answer.pods.retain_mut(|pod| {
             let mut tracked = before.remove(&pod.reference).unwrap_or_default();
             tracked.identify(pod, running.get(&pod.reference).map_or(&[], Vec::as_slice), sources);
-            let is_admitted = !is_whole || tracked.is_admitted(now, pod, accepted, version_before, sources);
+            let is_admitted = !is_whole || tracked.admit(now, pod, accepted, version_before, sources);
             self.pods.insert(pod.reference.clone(), tracked);
             is_admitted
         });
@@ -172,9 +172,9 @@ impl TrackedPod {
         (!was_removed(uid)).then(|| (source, uid.clone()))
     }
 
-    /// Whether the listed pod holds what it is listed with. Else it is held back, or was rejected. `version_before`: of the
-    /// checkpoint, before the previous answer.
-    fn is_admitted(
+    /// Decides whether the listed pod holds what it is listed with, as one without devices does. Else it is held back, or was
+    /// rejected. `version_before`: of the checkpoint, before the previous answer.
+    fn admit(
         &mut self,
         now: Monotonic,
         pod: &Pod,

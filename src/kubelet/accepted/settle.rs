@@ -107,7 +107,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
             }
             // Another pod under the same name: nothing of the old one is kept.
             Some(pod) if pod.uid.is_some() && before.uid.is_some() && pod.uid != before.uid => {}
-            // Listed, but perhaps before its devices were read from the checkpoint.
+            // Listed, but perhaps before the kubelet read its devices from the checkpoint.
             Some(pod) => {
                 pod.uid = pod.uid.take().or_else(|| before.uid.clone());
                 for container in &before.containers {

@@ -127,7 +127,7 @@ impl HostScanner {
         self.held.refresh(&self.device_plugins);
         let scanned = request.iter().map(|(number, config)| (*number, self.scan_for(*number, config, inventory)));
         let mut results: BTreeMap<u64, ScanResult> = scanned.collect();
-        let problems = self.update_own(request, inventory);
+        let problems = self.update_written(request, inventory);
         let uses_cdi = |number: &&u64| request[*number].nvidia().is_some_and(NvidiaConfig::uses_cdi);
         let of = results.keys().find(uses_cdi).or(results.keys().next()).copied();
         if let Some(result) = of.and_then(|number| results.get_mut(&number)) {
@@ -138,7 +138,7 @@ impl HostScanner {
 
     /// Updates our specifications, which have every device of the node, for containers of every configuration. Nothing
     /// changes before the driver has listed its devices.
-    fn update_own(&mut self, request: &ScanRequest, inventory: &Inventory) -> Vec<String> {
+    fn update_written(&mut self, request: &ScanRequest, inventory: &Inventory) -> Vec<String> {
         let Some(directory) = self.paths.cdi.last() else { return vec![] };
         if inventory.generation == 0 {
             return vec![];

@@ -106,9 +106,7 @@ impl Offer {
         }
         self
     }
-}
 
-impl Offer {
     /// The offer with the devices unhealthy whose hardware containers hold under a name that this offer does not have:
     /// its slots share hardware with each other, but not with a slot or GPU that is no longer offered. A device that is
     /// held under its offered name too stays healthy: a kubelet that restarts may request it again.

@@ -260,7 +260,6 @@ impl Lifecycle {
                 () = changed(&mut self.directory_changes) => {}
                 () = self.service.plugin.kubelet_changed(&answer) => {}
                 () = changed(&mut calls) => {
-                    calls.mark_unchanged();
                     not_serving = self.sockets_of_others();
                     comparisons.called(self.now());
                 }
