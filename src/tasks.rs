@@ -165,7 +165,7 @@ impl<T: Send + 'static> SlowRead<T> {
         Self(None)
     }
 
-    /// The answer of `read`, or of an earlier one that was still in progress. `None`: not in time.
+    /// The answer of `read`; or of an earlier one that was still in progress, and `read` is dropped. `None`: not in time.
     pub async fn answer(
         &mut self,
         deadline: Duration,
@@ -179,6 +179,14 @@ impl<T: Send + 'static> SlowRead<T> {
         if answer.is_none() {
             self.0 = Some(reading);
         }
+        answer
+    }
+
+    /// The answer of the read in progress; never, without one. Cancel safe.
+    pub async fn finished(&mut self) -> Result<T, JoinError> {
+        let Some(reading) = &mut self.0 else { return std::future::pending().await };
+        let answer = reading.await;
+        self.0 = None;
         answer
     }
 

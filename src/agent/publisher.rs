@@ -127,7 +127,7 @@ impl Publisher {
         let health = Arc::clone(&inputs.health.borrow_and_update());
         let plugin = inputs.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let settings = inputs.reloadable.borrow_and_update().clone();
-        let (statement, container_xids) = self.account(now, &holders, &processes, plugin.as_deref(), &settings);
+        let (output, container_xids) = self.account(now, &holders, &processes, plugin.as_deref(), &settings);
         let HoldersState { hardware, kubelet, holdings } = (*holders).clone();
         let inputs = &self.inputs;
         let snapshot = Snapshot {
@@ -135,11 +135,11 @@ impl Publisher {
             at: now,
             started,
             node_name: Arc::clone(&self.node_name),
-            accounts: statement.accounts,
-            unattributed: statement.unattributed,
-            unallocated_uses: statement.unallocated_uses,
+            accounts: output.accounts,
+            unattributed: output.unattributed,
+            unallocated_uses: output.unallocated_uses,
             container_xids,
-            violations: statement.violations,
+            violations: output.violations,
             series_limit: Some(settings.series_limit),
             series_dropped: self.budget.dropped().clone(),
             unresolved: holdings.unresolved.clone(),
@@ -172,7 +172,7 @@ impl Publisher {
         settings: &Reloadable,
     ) -> (LedgerOutput, Vec<ContainerXid>) {
         let scrapes = self.inputs.scrapes.count();
-        let mut statement = self.ledger.advance(&Observation {
+        let mut output = self.ledger.advance(&Observation {
             now,
             holdings,
             inventory: &hardware.inventory,
@@ -181,17 +181,17 @@ impl Publisher {
             retention: settings.retention,
             scrapes,
         });
-        self.budget.mark(&mut statement.accounts, settings.series_limit);
+        self.budget.mark(&mut output.accounts, settings.series_limit);
         let xids = self.xids.advance(&XidObservation {
             now,
             events: std::mem::take(&mut self.new_xids),
             holdings,
             inventory: &hardware.inventory,
-            accounts: &statement.accounts,
+            accounts: &output.accounts,
             retention: settings.retention,
             scrapes,
         });
-        (statement, xids)
+        (output, xids)
     }
 }
 

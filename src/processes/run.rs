@@ -1,7 +1,7 @@
 //! The task that finds the owners of the processes in the readings, before these are published.
 //!
 //! In: the state of the holders with the readings, the pods of the kubelet. Out: `OwnersState`, once for each state of the
-//! holders: at once unless it has a new process, whose scan is waited for.
+//! holders: at once, unless a scan begins then: for a new process, or because it is due. That is waited for, a short time.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -73,16 +73,21 @@ pub fn start(
 
 async fn run(mut scans: Scans, inputs: ProcessesInputs, publish: watch::Sender<OwnersState>) {
     let ProcessesInputs { mut holders, mut directory, mut logs } = inputs;
-    let mut is_due = true;
+    let (mut is_due, mut scanned) = (true, Ok(()));
     loop {
         let state = Arc::clone(&holders.borrow_and_update());
         let pids = process_ids(&state.hardware);
-        if is_due || scans.lacks_any_of(&pids) {
+        if scanned.is_ok() && scans.reading.is_idle() && (is_due || scans.lacks_any_of(&pids)) {
             let pods = (Arc::clone(&directory.borrow_and_update()), Arc::clone(&logs.borrow_and_update()));
-            if let Err(error) = scans.scan(pids, pods).await {
-                tracing::error!(%error, "the resolver of processes panicked");
-                return;
-            }
+            scanned = scans.scan(pids, pods).await;
+        }
+        if let Err(error) = scanned {
+            tracing::error!(%error, "the resolver of processes panicked");
+            return;
+        }
+        let (is_idle, is_late) = (scans.reading.is_idle(), scans.began.elapsed() >= tasks::LATE);
+        if !is_idle && is_late {
+            give_up(Arc::make_mut(&mut scans.found));
         }
         // Owners alone are no reason for a snapshot: the next one has them.
         publish.send_if_modified(|published| {
@@ -90,17 +95,23 @@ async fn run(mut scans: Scans, inputs: ProcessesInputs, publish: watch::Sender<O
             *published = OwnersState { holders: state, processes: Arc::clone(&scans.found) };
             is_new
         });
+        let began = scans.began;
         let other_pods = async {
-            sleep_until(scans.last + PAUSE).await;
+            sleep_until(began + PAUSE).await;
             tokio::select! {
                 () = changed(&mut directory) => {}
                 () = changed(&mut logs) => {}
             }
         };
+        let due = began + if is_idle { PERIOD } else { tasks::LATE };
         is_due = tokio::select! {
             () = changed(&mut holders) => false,
-            () = other_pods => true,
-            () = sleep_until(scans.last + PERIOD) => true,
+            found = scans.reading.finished() => {
+                scanned = scans.keep(found);
+                false
+            }
+            () = other_pods, if is_idle => true,
+            () = sleep_until(due), if is_idle || !is_late => is_idle,
         };
     }
 }
@@ -109,10 +120,8 @@ async fn run(mut scans: Scans, inputs: ProcessesInputs, publish: watch::Sender<O
 struct Scans {
     task: Arc<Mutex<ProcessTask>>,
     reading: SlowRead<ProcessState>,
-    /// The start of the scan under way.
+    /// The start of the scan under way, or of the last one.
     began: Instant,
-    /// When a scan was last due.
-    last: Instant,
     found: Arc<ProcessState>,
 }
 
@@ -127,7 +136,7 @@ impl Scans {
             clock,
         };
         let (task, now) = (Arc::new(Mutex::new(task)), Instant::now());
-        Self { task, reading: SlowRead::idle(), began: now, last: now, found: Arc::default() }
+        Self { task, reading: SlowRead::idle(), began: now, found: Arc::default() }
     }
 
     /// Whether one of them is new to a scan, unless none are scanned, or the scan hangs.
@@ -135,24 +144,24 @@ impl Scans {
         self.found.is_current() && !pids.iter().all(|pid| self.found.processes.contains_key(pid))
     }
 
-    /// Files of a process that hangs in the kernel may hang too: that costs a thread and the owners, and no readings.
+    /// Begins a scan, and waits for it for a short time: files of a process that hangs in the kernel may hang too, which costs a
+    /// thread and the owners, and no readings.
     async fn scan(
         &mut self,
         pids: BTreeSet<u32>,
         (directory, logs): (Arc<PodDirectory>, Arc<PodLogs>),
     ) -> Result<(), JoinError> {
-        self.last = Instant::now();
-        let is_late = !self.reading.is_idle() && self.began.elapsed() >= tasks::LATE;
-        if self.reading.is_idle() {
-            self.began = self.last;
-        }
+        self.began = Instant::now();
         let task = Arc::clone(&self.task);
         let scan = move || task.lock().scan(&pids, &directory, &logs);
         match self.reading.answer(OWNERS_WAIT, scan).await {
-            Some(found) => self.found = Arc::new(found?),
-            None if is_late => give_up(Arc::make_mut(&mut self.found)),
-            None => {}
+            Some(found) => self.keep(found),
+            None => Ok(()),
         }
+    }
+
+    fn keep(&mut self, found: Result<ProcessState, JoinError>) -> Result<(), JoinError> {
+        self.found = Arc::new(found?);
         Ok(())
     }
 }

@@ -39,6 +39,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(super) use self::account::FINAL_SCRAPES;
 use self::account::HolderAccount;
 use self::device_ledger::DeviceLedger;
 use self::parts::Audit;

@@ -1,7 +1,7 @@
 //! Divides the use of each device among its holders. Pure.
 //!
 //! In: holdings, the inventory, readings, processes and their owners, XIDs, the time. Out: accounts, unattributed use, XIDs
-//! by container. State: the ledger, and the counts of XIDs. Does not use: how a holder was found (`holders`).
+//! by container. State: the ledger, and the counts of XIDs. How a holder was found is a matter of `holders`.
 
 mod ledger;
 mod owners;

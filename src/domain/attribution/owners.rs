@@ -30,7 +30,7 @@ pub struct OwnedProcess {
     /// The GPU instance; `None` on a GPU that is not partitioned.
     pub gpu_instance: Option<u32>,
     /// The integral of its part of the SMs, complete up to the same time as the device's totals. It starts at 0 with
-    /// the agent or the process, and again where the process works after a minute of idleness.
+    /// the agent or the process, and again after a minute in which the process was neither listed nor active.
     pub sm_seconds: f64,
 }
 

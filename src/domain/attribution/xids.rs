@@ -7,13 +7,11 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::ledger::FINAL_SCRAPES;
 use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
     Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, XidClass, XidEvent,
 };
-
-/// The number of scrapes that must have had a container's last count before it is removed.
-const SCRAPES: u64 = 2;
 
 /// The XIDs by container. No count falls while it exists.
 #[derive(Debug, Default)]
@@ -87,7 +85,7 @@ impl ContainerXids {
         let now = observation.now.monotonic;
         self.counts.retain(|key, count| {
             now.since(count.last) <= observation.retention
-                || observation.scrapes < count.scrapes + SCRAPES
+                || observation.scrapes < count.scrapes + FINAL_SCRAPES
                 || observation.accounts.iter().any(|account| is_of(account, key))
         });
     }

@@ -10,7 +10,7 @@ use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Holding, HoldingCounters, Moment, Monotonic, RecentRatio, SharingForm};
 
 /// The number of scrapes that must have had the final counters of an account before it is removed.
-const FINAL_PAGES: u64 = 2;
+pub const FINAL_SCRAPES: u64 = 2;
 
 /// One container and one device: the account, and the holding time that is not accounted yet.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl HolderAccount {
     /// Whether its final counters were kept for the retention, and enough scrapes had them.
     pub fn is_over(&self, now: Monotonic, retention: Duration, scrapes: u64) -> bool {
         let (Some(ended), Some(since)) = (self.account.ended, self.final_since_scrape) else { return false };
-        now.since(ended.monotonic) >= retention && scrapes >= since + FINAL_PAGES
+        now.since(ended.monotonic) >= retention && scrapes >= since + FINAL_SCRAPES
     }
 
     /// The spans in which it held the device between `from` and `to`; removes holdings up to `to`.

@@ -81,7 +81,7 @@ impl DeviceClock {
     }
 
     /// The time since the clock last moved, as the end of a gap and the interval after it. `busy` and `energy`: the totals,
-    /// where they are amounts. What the driver counted in a gap may be in a total only a reading after the gap's end.
+    /// where they are amounts.
     ///
     /// | the totals have a new gap | `late` | gap | interval | energy of gaps | other energy |
     /// |---|---|---|---|---|---|
