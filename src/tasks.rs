@@ -28,7 +28,7 @@ use tokio_stream::StreamExt as _;
 
 /// A timer that fires later than this shows that the process or the machine was stopped.
 const STOPPED: Duration = Duration::from_secs(1);
-/// Of [`blocking`].
+/// The time after which [`blocking`] work is late.
 pub const LATE: Duration = Duration::from_secs(10);
 
 /// The node, the pod or the user has no process ID left, or the process no file descriptor.

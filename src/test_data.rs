@@ -30,13 +30,13 @@ pub fn held(resource: &str, id: &str) -> HeldDevice {
     HeldDevice { resource: resource.into(), id: id.into(), numa_nodes: [].into() }
 }
 
-/// With these devices: resource and ID.
+/// A container with these devices: resource and ID.
 pub fn container(reference: ContainerRef, devices: &[(&str, &str)]) -> Container {
     let devices = devices.iter().map(|(resource, id)| held(resource, id)).collect();
     Container { reference, devices, claims: vec![], exclusive_cpus: CpuSet::default(), memory: vec![] }
 }
 
-/// With this container only, and its UID.
+/// A pod with this container only, and its UID.
 pub fn pod(container: Container) -> Pod {
     let (reference, uid) = (container.reference.pod_ref(), container.reference.pod_uid.clone());
     Pod { uid, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }

@@ -68,7 +68,7 @@ pub fn start(
 }
 
 impl PublisherInputs {
-    /// Of both configuration files: that of the one with an error, or the latest.
+    /// The last reload of the configuration files: that of the one with an error, or the latest.
     fn config_reload(&self) -> ConfigReload {
         let config = *self.config_reload.borrow();
         let Some(web) = self.web_config.as_ref().map(WatchedConfig::last_reload) else { return config };

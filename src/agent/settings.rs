@@ -35,7 +35,7 @@ pub enum LogFormat {
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
     pub listen: Vec<ListenAddress>,
-    /// For the kubelet's probes alone, without TLS or a password.
+    /// The listener of the kubelet's probes alone, without TLS or a password.
     pub probe_listen: Option<ListenAddress>,
     /// Read again when it changes.
     pub web_config: Option<PathBuf>,
@@ -55,11 +55,11 @@ pub struct AgentSettings {
     pub processes: ProcessesSettings,
     pub log_format: LogFormat,
     pub health: HealthConfig,
-    /// For repair systems; `None`: it is not written.
+    /// The file for repair systems; `None`: it is not written.
     pub condition_file: Option<PathBuf>,
     /// Where and how much is written of who held what; `None`: nothing is.
     pub journal: Option<JournalSettings>,
-    /// Of `/metrics/dcgm` without a query.
+    /// The names of `/metrics/dcgm` without a query.
     pub dcgm_generation: Generation,
     /// To which rows of the page link.
     pub grafana_url: Option<GrafanaUrl>,
@@ -71,7 +71,7 @@ pub struct AgentSettings {
 pub struct Reloadable {
     pub refresh_interval: Duration,
     pub retention: Duration,
-    /// Of containers' series on the page.
+    /// The limit of the series of containers on the page.
     pub series_limit: usize,
     pub log_level: String,
     /// Read for these settings, with their digests.

@@ -39,7 +39,7 @@ quantities! {
     TEMPERATURE_MARGIN = "temperature_margin_celsius", -150.0..=190.0;
     CLOCK = "clock_hertz", 0.0..=20e9;
     PERFORMANCE_STATE = "performance_state", 0.0..=15.0;
-    /// By the header, it may exceed 100 % in certain cases.
+    /// May exceed 100 % in certain cases, by NVML's header.
     FAN_SPEED = "fan_speed_ratio", 0.0..=2.0;
     /// 16 TiB.
     MEMORY = "memory_bytes", 0.0..=17592186044416.0;

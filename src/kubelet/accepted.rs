@@ -63,7 +63,7 @@ pub(super) struct AcceptedAllocations {
     pub checkpoint: CheckpointFile,
     pub claim_files: ClaimFiles,
     sources: PodSources,
-    /// As the kubelet gave it.
+    /// The last answer, unchanged.
     answer: Allocations,
 }
 

@@ -98,7 +98,7 @@ struct PodDevicesEntry {
     container: String,
     #[serde(rename = "ResourceName")]
     resource: String,
-    /// By NUMA node.
+    /// The device IDs by NUMA node.
     #[serde(rename = "DeviceIDs", default)]
     devices: Option<BTreeMap<String, Option<Vec<String>>>>,
     /// The plugin's answer, as protobuf in base64.
@@ -157,7 +157,7 @@ fn read(path: &Path, before: &Arc<CheckpointAllocations>) -> io::Result<Arc<Chec
     }
 }
 
-/// By device, the pod that was given it; and all devices.
+/// The pod that was given each device; and all devices.
 pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
     let _one_at_a_time = PARSING.lock();
     let checkpoint: KubeletCheckpoint<Assigned, BTreeMap<ResourceName, Option<BTreeSet<DeviceId>>>> =
@@ -173,7 +173,7 @@ pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
 struct Assigned {
     pods: BTreeMap<CheckpointKey, Option<PodUid>>,
     devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    /// Of containers, resources and pods: each once in memory.
+    /// The names of containers, resources and pods, each once in memory.
     names: BTreeSet<Arc<str>>,
 }
 

@@ -30,17 +30,17 @@ const REQUESTS: usize = 64;
 /// Where the files are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimDirectories {
-    /// With a directory for each driver: `plugins` under the kubelet's root.
+    /// `plugins` under the kubelet's root, with a directory for each driver.
     pub plugins: PathBuf,
     pub cdi: PathBuf,
     /// The host's `/proc`.
     pub proc: PathBuf,
 }
 
-/// Of the content of one file, with `PARSING` locked where it parses; the error is for people.
+/// Parses the content of one file, with `PARSING` locked where it parses; the error is for people.
 type Parse<'a> = dyn Fn(&[u8]) -> Result<Vec<RecordedDevice>, String> + 'a;
 type Records = BTreeMap<ClaimDevice, ClaimRecord>;
-/// Of the files that cannot be read or parsed.
+/// The problems of the files that cannot be read or parsed.
 type Problems = BTreeMap<(ClaimSource, PathBuf), String>;
 /// How many files cannot be read, by source.
 pub type UnreadableFiles = BTreeMap<&'static str, u64>;
@@ -118,7 +118,7 @@ impl ClaimFiles {
     }
 }
 
-/// As the kubelet lists them.
+/// The claims that the kubelet lists, without their records.
 fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
     let claims = allocations.containers().flat_map(|container| &container.claims);
     claims.map(|claim| ClaimDevice { record: ClaimRecord::default(), ..claim.clone() }).collect()
@@ -285,7 +285,7 @@ fn agreed(recorded: &[&RecordedDevice]) -> Option<ClaimHardware> {
     named.all(|other| other == first).then(|| first.clone())
 }
 
-/// Of all shares of the device that the claim has, or of the one that is listed.
+/// What is consumed of all shares of the device that the claim has, or of the one that is listed.
 fn allocation(claim: &ClaimDevice, recorded: &[&RecordedDevice]) -> Option<ClaimAllocation> {
     let of_claim = recorded.iter().filter_map(|recorded| Some((&recorded.claim_uid, recorded.allocation.as_ref()?)));
     let is_share = |id: &Option<Arc<str>>| id.is_none() || claim.share_id.is_none() || *id == claim.share_id;

@@ -47,7 +47,7 @@ pub struct PendingAllocations {
 
 /// When to call the kubelet. Each trigger and each outcome of a call is reported to it.
 pub struct CallSchedule {
-    /// Of calls to the kubelet.
+    /// The calls that may be made now.
     budget: TokenBucket,
     /// No call before: the kubelet is starting.
     quiet_until: Monotonic,

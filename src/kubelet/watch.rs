@@ -28,9 +28,9 @@ pub struct KubeletSettings {
     pub pod_resources_socket: PathBuf,
     /// Where the kubelet keeps `kubelet_internal_checkpoint`.
     pub device_plugin_directory: PathBuf,
-    /// Of the files of DRA drivers.
+    /// The directories of the files of DRA drivers.
     pub claim_directories: ClaimDirectories,
-    /// For each call.
+    /// The limit of each call.
     pub deadline: Duration,
 }
 

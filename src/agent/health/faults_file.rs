@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// As a newer podmeter writes it, with an unknown reason.
+    /// A file of a newer podmeter, with an unknown reason.
     #[test]
     fn a_gpu_whose_entry_is_damaged_is_marked_and_the_others_are_restored() {
         let directory = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use crate::files;
 pub struct KeptFile {
     path: PathBuf,
     mode: u32,
-    /// For the log: what it is, and what a failure means.
+    /// What the file is, and what a failure to write it means, in the log.
     what: &'static str,
     without: &'static str,
     failure: Option<String>,

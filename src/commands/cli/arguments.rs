@@ -143,7 +143,7 @@ impl AgentAddress {
 }
 
 impl RemoteAgent {
-    /// With the certificates and the password in the files.
+    /// The target, with the certificates and the password in the files.
     pub fn target(self) -> Result<Option<AgentTarget>, Failed> {
         let Some(mut url) = self.url else { return Ok(None) };
         if !url.is_https() && (self.ca_file.is_some() || self.cert_file.is_some()) {

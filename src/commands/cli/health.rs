@@ -10,7 +10,7 @@ use crate::domain::condition::SCHEMA;
 use crate::serve::api::{ConditionStatus, DeviceCondition, NodeCondition};
 use crate::terminal::clean;
 
-/// As node-problem-detector's custom plugins exit.
+/// The exit codes of custom plugins of node-problem-detector.
 const UNHEALTHY: u8 = 1;
 const UNKNOWN: u8 = 2;
 

@@ -13,7 +13,7 @@ use crate::domain::model::{Timestamp, UnixSeconds};
 
 /// Characters of a text, which may be another program's.
 const LONGEST: usize = 500;
-/// Of a message, which may quote such a text.
+/// The limit of a message, which may quote such a text.
 const LONGEST_MESSAGE: usize = 2 * LONGEST;
 
 /// The event as a line, with its end.
@@ -68,7 +68,7 @@ impl FieldValue {
     }
 }
 
-/// With the escapes of JSON, which logfmt has too.
+/// Quotes a text with the escapes of JSON, which logfmt has too.
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');

@@ -57,7 +57,7 @@ const PIPE_BUF: usize = 4096;
 /// configuration, the files of faults and of the condition, and at the end the journal. Of the doctor there are fewer.
 const BLOCKING_THREADS: usize = 9;
 
-/// Of help: longer lines are hard to read.
+/// The width of help: longer lines are hard to read.
 const MOST_COLUMNS: usize = 100;
 
 /// Exit code and message.
@@ -184,7 +184,7 @@ fn is_coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Of standard output, where that is a terminal.
+/// The columns of standard output, where that is a terminal.
 fn terminal_columns() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)

@@ -50,7 +50,7 @@ impl OptionRow {
         Some(self.group).filter(|group| !group.is_empty())
     }
 
-    /// As shown by `--help`.
+    /// The text that `--help` shows.
     fn full_help(&self) -> String {
         let range = if self.range.is_empty() { String::new() } else { format!("; {}", self.range) };
         match self.default {
@@ -178,7 +178,7 @@ macro_rules! options {
             }
         }
 
-        /// By name: the schema of the value in the configuration file, and the default.
+        /// The schema of each value in the configuration file, and its default, by name.
         #[cfg(test)]
         pub fn schemas() -> std::collections::BTreeMap<&'static str, (serde_json::Value, Option<&'static str>)> {
             [$($((stringify!($name), (<$type as OptionType>::schema(), None::<&'static str>$(.or(Some($default)))?))),*),*].into()

@@ -91,7 +91,7 @@ pub trait OptionType: Sized {
         Self::parse(&text).map_err(|problem| D::Error::custom(format!("{text:?}: {problem}")))
     }
 
-    /// Of the value in the configuration file.
+    /// The schema of the value in the configuration file.
     #[cfg(test)]
     fn schema() -> serde_json::Value;
 
@@ -210,7 +210,7 @@ pub fn whole_number<N: FromStr>(text: &str) -> Result<N, &'static str> {
     text.parse().map_err(|_| "must be a whole number")
 }
 
-/// For `deserialize_with`.
+/// Reads the value of a key; used with `deserialize_with`.
 pub fn read<'de, T: OptionType, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     let value = Option::<FromFile<T>>::deserialize(deserializer)?;
     Ok(value.map(|FromFile(value)| value).filter(OptionType::is_set))

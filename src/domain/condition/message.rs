@@ -5,9 +5,9 @@ use crate::words::counted;
 
 /// node-problem-detector cuts longer output where its configuration says so; the recipe gives the same number.
 pub const BYTES: usize = 512;
-/// Of one device.
+/// The most pods that are named for one device.
 const PODS: usize = 8;
-/// Of a text of the driver or an operator.
+/// The most characters of a text of the driver or an operator.
 const DETAIL: usize = 120;
 
 /// The status in one line: the worst devices first, and how many did not fit.
@@ -53,7 +53,7 @@ fn sentence(device: &DeviceCondition) -> String {
     plain(&text, BYTES)
 }
 
-/// As many sentences as fit, and how many did not.
+/// The sentences that fit, and how many did not.
 fn fitted(sentences: &[String]) -> String {
     let more = |left: usize| if left > 0 { format!(" | and {left} more") } else { String::new() };
     (1..=sentences.len())

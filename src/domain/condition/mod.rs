@@ -33,7 +33,7 @@ pub enum ConditionStatus {
     Unhealthy,
     Unknown,
     Healthy,
-    /// Of a device only: an operator's mark is its one cause. Nothing needs repair by it.
+    /// The state of a device only: an operator's mark is its one cause. Nothing needs repair by it.
     Marked,
 }
 

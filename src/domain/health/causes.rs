@@ -11,7 +11,7 @@ use crate::domain::model::{HealthCause, Monotonic, UnhealthyReason};
 /// A reason, and the code of an XID, else 0.
 pub type CauseKey = (UnhealthyReason, u32);
 
-/// With the detail, and what clears it.
+/// The causes of one device now, each with its detail and what clears it.
 pub type CurrentCauses = BTreeMap<CauseKey, (Arc<str>, &'static str)>;
 
 /// One cause of a device.

@@ -117,7 +117,7 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D, key: &str, most: Duratio
     }
 }
 
-/// Of the configuration file's JSON schema.
+/// The JSON schema of the configuration file.
 #[cfg(test)]
 pub mod schema {
     use std::time::Duration;
@@ -125,7 +125,7 @@ pub mod schema {
     use schemars::{Schema, SchemaGenerator, json_schema};
     use serde::Serializer;
 
-    /// As humantime reads it.
+    /// The pattern of a duration that humantime reads.
     pub const DURATION: &str = "^(0|([0-9]+([.][0-9]+)? *(nanos|nsec|ns|usec|us|µs|millis|msec|ms|seconds?|secs?|s|minutes?|\
         mins?|m|hours?|hrs?|h|days?|d|weeks?|wks?|w|months?|M|years?|yr|y) *)+)$";
 

@@ -16,7 +16,7 @@ pub struct NodeFaults {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuFaults {
-    /// By code: those that make the GPU or some of its MIG devices unhealthy.
+    /// The XIDs that make the GPU or some of its MIG devices unhealthy, by code.
     pub xids: BTreeMap<u32, XidFault>,
     /// The GPU and its MIG devices, as far as they are unhealthy or have a mark.
     pub devices: Vec<DeviceFaults>,
@@ -32,7 +32,7 @@ pub struct GpuFaults {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct XidFault {
-    /// Of the last one.
+    /// The time of the last one.
     pub at: UnixSeconds,
     /// The whole GPU, not only these MIG devices.
     pub whole: bool,
@@ -60,7 +60,7 @@ pub struct MarkFault {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CauseFault {
     pub reason: UnhealthyReason,
-    /// Of an XID, else 0.
+    /// The code of an XID, else 0.
     pub code: u32,
 }
 

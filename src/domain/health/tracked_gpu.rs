@@ -56,7 +56,7 @@ pub struct SubjectTransition {
 pub struct TrackedGpu {
     /// While it is present: the driver reuses indexes.
     pub index: Option<u32>,
-    /// As the inventory last listed them.
+    /// The MIG devices that the inventory last had.
     pub mig_devices: Vec<MigDevice>,
     first_listed: Option<Monotonic>,
     pci_bus_id: Option<PciBusId>,
@@ -65,7 +65,7 @@ pub struct TrackedGpu {
     pub marks: BTreeMap<Subject, Mark>,
     /// Those of `Whole` make its MIG devices unhealthy too; a MIG device has its own besides.
     causes: BTreeMap<Subject, BTreeMap<CauseKey, CauseState>>,
-    /// As last evaluated, of the GPU and its present MIG devices.
+    /// The health of the GPU and its present MIG devices, by the last evaluation.
     health: BTreeMap<Subject, DeviceHealth>,
     /// Since when an earlier agent had them as unhealthy, until they are evaluated.
     earlier_since: BTreeMap<Subject, UnixSeconds>,

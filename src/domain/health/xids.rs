@@ -187,7 +187,7 @@ pub struct GpuXids {
 /// An XID that makes the GPU or MIG devices of it unhealthy.
 #[derive(Debug, Default)]
 pub struct ActiveXid {
-    /// Of the last one; of one of an earlier agent, the monotonic time is the start.
+    /// The time of the last one; of one of an earlier agent, the monotonic time is the start.
     pub at: Moment,
     pub concerns_whole_gpu: bool,
     /// Those that it concerns, present or not.
@@ -264,7 +264,7 @@ impl ActiveXid {
         self.unresolved.extend(event.instance);
     }
 
-    /// For an agent that starts later. An unresolved instance may be anywhere on the GPU.
+    /// The fault for an agent that starts later. An unresolved instance may be anywhere on the GPU.
     pub fn fault(&self) -> XidFault {
         XidFault {
             at: self.at.unix,

@@ -35,7 +35,7 @@ struct HeldPart {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum HeldName {
     Device(ResourceName, DeviceId),
-    /// With namespace.
+    /// A claim, with its namespace.
     Claim(String),
 }
 
@@ -78,7 +78,7 @@ impl HeldHardware {
         }
     }
 
-    /// With the IDs of the kubelet's checkpoint, of which no pod is known.
+    /// Adds the IDs of the kubelet's checkpoint, of which no pod is known.
     #[must_use]
     pub fn with_checkpoint(mut self, ids: &BTreeSet<(ResourceName, DeviceId)>, inventory: &Inventory) -> Self {
         for (resource, id) in ids {

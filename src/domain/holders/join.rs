@@ -26,10 +26,10 @@ pub struct HoldingKey {
 pub struct Holdings {
     pub by_key: BTreeMap<HoldingKey, Holding>,
     pub unresolved: Vec<UnresolvedDevices>,
-    /// By `ClaimDevice::key`.
+    /// The hardware of claims, by `ClaimDevice::key`.
     pub claims: Vec<ClaimGpu>,
     pub drift: Vec<InventoryDrift>,
-    /// Of each resource the allocatable devices whose hardware is held under another name.
+    /// The number of allocatable devices of each resource whose hardware is held under another name.
     pub unavailable: BTreeMap<ResourceName, usize>,
     /// The hardware that is held, also by pods that the kubelet may still reject.
     pub held: HeldHardware,
@@ -49,7 +49,7 @@ impl Holdings {
     }
 }
 
-/// By which device IDs and claims one container holds one device.
+/// The device IDs and claims by which one container holds one device.
 #[derive(Default)]
 struct HoldingIds<'a> {
     /// `None`: it is held through claims alone.
@@ -59,7 +59,7 @@ struct HoldingIds<'a> {
     claims: BTreeSet<ClaimName<'a>>,
 }
 
-/// Of one device, by claim: how many containers hold it through the claim, and what the claim consumes of it.
+/// The claims of one device: how many containers hold it through each, and what each consumes of it.
 #[derive(Default)]
 struct DeviceClaims<'a> {
     containers: BTreeMap<ClaimName<'a>, usize>,
@@ -78,7 +78,7 @@ struct DeviceHolders {
 struct ResolvedAllocations<'a> {
     held: BTreeMap<HoldingKey, HoldingIds<'a>>,
     unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&'a DeviceId>>,
-    /// Of each claim's device the GPU or MIG device that it resolves to.
+    /// The GPU or MIG device that the device of each claim resolves to.
     claims: BTreeMap<ClaimKey<'a>, ClaimGpu>,
     device_claims: BTreeMap<DeviceRef, DeviceClaims<'a>>,
 }
@@ -175,7 +175,7 @@ impl<'a> ResolvedAllocations<'a> {
     }
 }
 
-/// By device and claim: the weight of each container that holds the device through the claim.
+/// The weight of each container that holds a device through a claim, by device and claim.
 type ContainerWeights<'a> = BTreeMap<&'a DeviceRef, BTreeMap<ClaimName<'a>, f64>>;
 
 impl<'a> DeviceClaims<'a> {
@@ -299,7 +299,7 @@ impl Slots {
     }
 }
 
-/// By device: those of `ids` that are a slot of it.
+/// Those of `ids` that are a slot, by device.
 fn slots_by_device<'a>(
     ids: impl Iterator<Item = &'a DeviceId>,
     inventory: &Inventory,

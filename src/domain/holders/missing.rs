@@ -37,9 +37,9 @@ pub struct MissingGpus {
     migs: BTreeMap<MigUuid, DeviceIds>,
     /// Where the NVIDIA driver had a GPU, at any time.
     served: BTreeSet<PciBusId>,
-    /// By the driver, at any time: one of them that it no longer enumerates was deleted.
+    /// The MIG devices that the driver has enumerated at any time: one that it no longer enumerates was deleted.
     enumerated_migs: BTreeSet<MigUuid>,
-    /// Of the last call: an equal one is the same `Arc`, so that nothing is joined again for it.
+    /// The inventory of the last call: an equal one is the same `Arc`, so that nothing is joined again for it.
     last_inventory: Arc<Inventory>,
     /// The time of each before its first pass, uncovered for as long as the GPU has readings.
     times: BTreeMap<GpuUuid, MissingTime>,

@@ -32,7 +32,7 @@ use crate::domain::model::{HardwareState, KubeletState};
 /// The hardware and the kubelet's answers, both of one time, and their join.
 #[derive(Clone, Debug, Default)]
 pub struct HoldersState {
-    /// With the GPUs that the driver does not enumerate.
+    /// The readings, with the GPUs that the driver does not enumerate.
     pub hardware: Arc<HardwareState>,
     pub kubelet: Arc<KubeletState>,
     pub holdings: Arc<Holdings>,

@@ -283,7 +283,7 @@ impl DriverSession for SimulatedSession {
         Some(self.driver.node_devices())
     }
 
-    /// As with a real driver, earlier events are lost.
+    /// Earlier events are lost, as with a real driver.
     fn events(&self) -> Option<Box<dyn EventSource>> {
         self.driver.state.lock().events.clear();
         Some(Box::new(self.clone()))

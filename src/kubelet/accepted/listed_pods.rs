@@ -16,7 +16,7 @@ use crate::kubelet::checkpoint::{CheckpointAllocations, CheckpointKey};
 pub struct OtherSources<'a> {
     pub checkpoint: &'a CheckpointAllocations,
     pub directory: &'a PodDirectory,
-    /// By their log directories, or as the Pods API last had them.
+    /// The pods by their log directories, or as the Pods API last had them.
     pub from_pod_logs: &'a BTreeMap<PodRef, Arc<PodIdentity>>,
 }
 
@@ -32,9 +32,9 @@ enum UidSource {
 pub struct ListedPods {
     pub settle: Settle,
     pods: BTreeMap<PodRef, TrackedPod>,
-    /// Of the checkpoint, as it was read before the previous answer of `List`.
+    /// The version of the checkpoint that was read before the previous answer of `List`.
     version_before: Option<FileStamp>,
-    /// As it was read after the previous answer: it may have devices of pods that only the next answer lists.
+    /// The version that was read after the previous answer: it may have devices of pods that only the next answer lists.
     version_after: Option<FileStamp>,
 }
 
@@ -283,7 +283,7 @@ fn holds_in(accepted: &Allocations, pod: &Pod) -> bool {
     accepted.pod(&pod.reference).is_some_and(|before| before.has_devices() && may_be_same(before, pod))
 }
 
-/// Of two pods of one name: whether their UIDs are equal where both are known.
+/// Whether two pods of one name may be the same: their UIDs are equal where both are known.
 fn may_be_same(one: &Pod, other: &Pod) -> bool {
     one.uid.is_none() || other.uid.is_none() || one.uid == other.uid
 }

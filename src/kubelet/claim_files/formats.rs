@@ -174,7 +174,7 @@ struct PreparedCheckpoint<'a> {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PreparedClaims<'a> {
-    /// By UID.
+    /// The claims by UID.
     #[serde(borrow, default, deserialize_with = "claims")]
     prepared_claims: Vec<(Arc<str>, &'a RawValue)>,
 }
@@ -231,9 +231,9 @@ struct PreparedDevice {
 
 #[derive(Deserialize)]
 struct Prepared {
-    /// Of a GPU, and of a MIG device before 25.12.
+    /// The UUID of a GPU, and of a MIG device before 25.12.
     info: Option<PreparedInfo>,
-    /// Of a MIG device from 25.12 on.
+    /// The UUID of a MIG device from 25.12 on.
     concrete: Option<Concrete>,
     device: PreparedName,
 }

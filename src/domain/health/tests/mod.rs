@@ -38,7 +38,7 @@ struct TwoGpuNode {
     hardware: HardwareState,
     slow: BTreeMap<GpuUuid, Slow>,
     unresponsive: BTreeSet<GpuUuid>,
-    /// Of every GPU.
+    /// The energy counter of every GPU.
     energy_counter: u64,
     now: u64,
 }
@@ -61,7 +61,7 @@ impl TwoGpuNode {
         node
     }
 
-    /// With a driver that reports none.
+    /// A node with a driver that reports no recovery action.
     fn without_recovery_action(config: HealthConfig) -> Self {
         let mut node = Self::new(config);
         node.slow.values_mut().for_each(|slow| slow.recovery_action = None);

@@ -25,7 +25,7 @@ pub struct Reading {
     /// The MIG devices of a partitioned GPU.
     pub mig_devices: Option<Vec<MigReading>>,
     pub processes: Option<DeviceProcesses>,
-    /// By pid, also while the owners of the processes are not known.
+    /// The SM-seconds by PID, also while the owners of the processes are not known.
     pub process_sm_seconds: Option<BTreeMap<u32, f64>>,
     pub memory: Option<u64>,
     pub gaps: GapReading,
