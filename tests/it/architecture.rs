@@ -22,7 +22,7 @@ const ARROWS: [(&str, &str); 19] = [
     ("terminal", ""),
     ("tasks", ""),
     ("words", ""),
-    ("simulation", "clock domain files hardware kubelet plugin processes wire"),
+    ("simulation", "clock domain files hardware wire"),
     ("agent", "clock domain files hardware input journal kubelet plugin processes serve simulation tasks words"),
     ("lib", ""),
 ];

@@ -53,8 +53,8 @@ const BIND: u8 = 3;
 /// Bytes that a writable pipe accepts without blocking (`limits.h`).
 const PIPE_BUF: usize = 4096;
 
-/// One for each operation that may hang. Of the agent: processes, scans of the host, the kubelet's checkpoint, files of claims, pod logs, the
-/// configuration, the files of faults and of the condition, and at the end the journal. Of the doctor there are fewer.
+/// One thread for each operation that may hang. The agent has nine: processes, scans of the host, the kubelet's checkpoint, files of
+/// claims, pod logs, the configuration, the files of faults and of the condition, and at the end the journal. The doctor has fewer.
 const BLOCKING_THREADS: usize = 9;
 
 /// The width of help: longer lines are hard to read.
