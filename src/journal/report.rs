@@ -48,10 +48,10 @@ pub fn usage_csv(usage: &Usage, by: By) -> String {
         By::Pod => "namespace,pod",
         By::Device => "gpu_uuid,mig_uuid,model",
     };
-    csv(&format!("{names},holdings,{FIGURES},utilization_ratio,xids,unhealthy"), usage.rows.iter().map(json))
+    csv(&format!("{names},holdings,{COUNTERS},utilization_ratio,xids,unhealthy"), usage.rows.iter().map(json))
 }
 
-const FIGURES: &str =
+const COUNTERS: &str =
     "held_seconds,allocated_seconds,busy_seconds,borrowed_seconds,idle_seconds,uncovered_seconds,energy_joules";
 
 fn csv(columns: &str, rows: impl Iterator<Item = Value>) -> String {
@@ -111,7 +111,7 @@ pub fn holdings_csv(records: &[AllocationRecord]) -> String {
         row["events"] = events(record).into();
         row
     };
-    csv(&format!("{COLUMNS},{FIGURES},events"), records.iter().map(row))
+    csv(&format!("{COLUMNS},{COUNTERS},events"), records.iter().map(row))
 }
 
 fn events(record: &AllocationRecord) -> String {
