@@ -50,8 +50,8 @@
   let state = '';
   function showState() {
     const silent = performance.now() - received;
-    const next = silent > about.dataset.staleAfter ? 'stale' : hasReceived ? 'live' : 'waiting';
     const about = live.querySelector('.about');
+    const next = silent > about.dataset.staleAfter ? 'stale' : hasReceived ? 'live' : 'waiting';
     const title = (next === 'stale' ? 'Stale · ' : '') + about.dataset.title;
     if (document.title !== title) document.title = title;
     // Only changes are announced to screen readers.
