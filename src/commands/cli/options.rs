@@ -5,11 +5,13 @@
 //!
 //! To add an option, for instance the limit for calls to the kubelet:
 //!
-//! 1. A row in a group of `options!`, below, under its help as `///`: `kubelet_deadline "DUR": Duration = "5s" in "1s"..="1m", restart;`. Flag, variable,
-//!    key, help, schema and the accessor `AgentOptions::kubelet_deadline` follow from it.
-//! 2. A field in the settings of the module that uses it: `KubeletSettings::deadline`; for `reload` a field of `Reloadable`. The module
-//!    takes it in place of a constant.
-//! 3. Its value in `settings` of `commands/cli/settings.rs`: `deadline: *options.kubelet_deadline()`, where `*` gives the `Duration` of `std`; for `reload` in `settings::configure`.
+//! 1. A row in a group of `options!`, below, under its help as `///`:
+//!    `kubelet_deadline "DUR": Duration = "5s" in "1s"..="1m", restart;`. Flag, variable, key, help, schema and the accessor
+//!    `AgentOptions::kubelet_deadline` follow from it.
+//! 2. A field in the settings of the module that uses it: `KubeletSettings::deadline`; for `reload` a field of
+//!    `Reloadable`. The module takes it in place of a constant.
+//! 3. Its value in `settings` of `commands/cli/settings.rs`: `deadline: *options.kubelet_deadline()`, where `*` gives the
+//!    `Duration` of `std`; for `reload` in `configure` there.
 //! 4. For a type without `OptionType`: `FromStr`, and a line of `values!` in `value`.
 //! 5. A value in `other_value` of the tests below, if `20s` (of a row with a range) or `x` is invalid or the default.
 //! 6. `UPDATE_GOLDEN=1 cargo test --lib cli::` writes `docs/options.md` and the schema, `deploy/sync` the chart. A line under
