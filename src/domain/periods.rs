@@ -1,4 +1,5 @@
-//! The times that one module keeps and another relies on, with their relations. A time that only one module uses is there.
+//! The times that are compared with those of another module or with one another, with their relations. All others are where they
+//! are used.
 
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ pub const LIST_SHOWN: Duration = Duration::from_secs(1);
 /// admits the pods that run, and kills one whose plugin has not registered: all that it does until then delays the plugins, and its
 /// answers lack their devices.
 pub const KUBELET_START: Duration = Duration::from_secs(2);
+/// A pod that the Pods API or the checkpoint should have and has not is accepted after this time: a plugin may be slow. No pod that
+/// stays listed is held back for longer.
+pub const LONGEST_UNCONFIRMED: Duration = Duration::from_secs(10);
 /// The longest time for which a kubelet that has just started lists no pod, until the container runtime runs.
 pub const LISTS_NONE_AT_START: Duration = Duration::from_secs(30);
 

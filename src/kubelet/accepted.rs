@@ -47,11 +47,8 @@ use crate::domain::periods::LISTS_NONE_AT_START;
 const UID_NOT_REUSED: Duration = Duration::from_secs(30);
 /// Listed twice, at least so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
 const LISTED_TWICE: Duration = Duration::from_millis(200);
-/// A pod that the Pods API or the checkpoint should have and has not is accepted after this long: a plugin may be slow. No pod
-/// that stays listed is held back for longer.
-pub const LONGEST_UNCONFIRMED: Duration = Duration::from_secs(10);
 /// Two equal answers with this much time between them are accepted in full.
-const SETTLE: Duration = Duration::from_secs(1);
+pub(super) const SETTLE: Duration = Duration::from_secs(1);
 /// An answer without a single pod takes longer where pods are accepted. Where none is, it removes nothing.
 const SETTLE_EMPTY: Duration = LISTS_NONE_AT_START;
 /// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its

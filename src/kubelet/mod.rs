@@ -24,7 +24,6 @@ mod schedule;
 mod trigger;
 mod watch;
 
-pub use accepted::LONGEST_UNCONFIRMED;
 pub use client::{CallError, Client, dial};
 pub use pods::PodSources;
 pub use watch::{KubeletHandle, KubeletSettings, RefreshInterval, start};

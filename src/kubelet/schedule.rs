@@ -5,13 +5,12 @@
 
 use std::time::Duration;
 
+use super::accepted::SETTLE;
 use super::trigger::Trigger;
 use crate::backoff::Backoff;
 use crate::domain::model::{Monotonic, TokenBucket};
 use crate::domain::periods::{GRANT_LISTED, KUBELET_START};
 
-/// Between two calls while an answer has not settled.
-const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
 /// Calls per second on average, beside one for each allocation that the bundled plugin grants and for each end of its
 /// pod in the Pods API. The kubelet's own limit of 100 is shared by all its clients.
 const CALLS_PER_SECOND: f64 = 2.0;
@@ -88,7 +87,8 @@ impl CallSchedule {
     pub fn next(&mut self, interval: Duration, pending: PendingAllocations, now: Monotonic) -> (Duration, NextCall) {
         let pause = match self.retry {
             Some(retry) => retry.min(interval),
-            None if !pending.is_settled => SETTLING_INTERVAL.min(interval),
+            // The next answer that is equal settles it.
+            None if !pending.is_settled => SETTLE.min(interval),
             None => interval,
         };
         let affordable = now + self.budget.wait_for(1.0, now);

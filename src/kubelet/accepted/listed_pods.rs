@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::settle::Settle;
-use super::{LISTED_TWICE, LONGEST_UNCONFIRMED, UID_NOT_REUSED};
+use super::{LISTED_TWICE, UID_NOT_REUSED};
 use crate::domain::model::{Allocations, FileStamp, Monotonic, Pod, PodDirectory, PodIdentity, PodRef, PodUid};
+use crate::domain::periods::LONGEST_UNCONFIRMED;
 use crate::kubelet::checkpoint::{CheckpointAllocations, CheckpointKey};
 
 /// What is known of pods besides the answer of `List`.

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use super::offered_device::{Offer, OfferedHardware};
 use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
-use crate::kubelet::LONGEST_UNCONFIRMED;
+use crate::domain::periods::{LIST_SHOWN, LONGEST_UNCONFIRMED};
 
 /// When each device vanished.
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 
 /// The longest time from our answer to `Allocate` until the kubelet's allocations have the holder: the kubelet lists it
 /// within a second, and while its pod may still be rejected, the pod is held back.
-const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(LONGEST_UNCONFIRMED);
+const GRANT_SHOWN: Duration = LIST_SHOWN.saturating_add(LONGEST_UNCONFIRMED);
 
 /// The devices of `before` that its resource no longer offers although their GPU is there: a MIG device that was
 /// deleted, a whole GPU that was partitioned, one that another resource offers now, and their slots; and those of a
