@@ -281,11 +281,11 @@ impl Supervisor {
                     Err(failure) => self.opening_failed(&failure, now),
                 }
             }
-            SupervisorMessage::Inspected(listed, node_devices) => {
+            SupervisorMessage::Inspected(inventory, node_devices) => {
                 self.driver_returned(now);
                 self.state.node_devices = node_devices;
-                match listed {
-                    Some(listed) => self.apply_changed_layout(*listed, now),
+                match inventory {
+                    Some(inventory) => self.apply_changed_layout(*inventory, now),
                     // The problem depends on the bus, too.
                     None if matches!(self.phase, SessionPhase::Open { .. }) => self.update_inventory_problem(),
                     None => {}

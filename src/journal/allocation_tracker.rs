@@ -8,7 +8,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use super::allocation_record::{AllocationRecord, Ending, Xid};
-use super::recording::{self, Holders};
+use super::recording::{self, HoldersByKey};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, HoldingCounters, Moment, Monotonic, Snapshot, UnixSeconds};
 use crate::domain::periods::{COUNTERS_FINAL, LISTS_NONE_AT_START};
@@ -140,7 +140,7 @@ impl AllocationTracker {
         &mut self,
         account: &Account,
         snapshot: &'a Snapshot,
-        holders: &impl Deref<Target = Holders<'a>>,
+        holders: &impl Deref<Target = HoldersByKey<'a>>,
     ) -> bool {
         let key = recording::account_key(account);
         let counters = account.counters;

@@ -36,10 +36,10 @@ pub fn without_uid(key: &HoldingKey) -> HoldingKey {
 }
 
 /// The containers that hold a device now, by the key without the pod's UID.
-pub type Holders<'a> = BTreeMap<HoldingKey, Vec<&'a ContainerRef>>;
+pub type HoldersByKey<'a> = BTreeMap<HoldingKey, Vec<&'a ContainerRef>>;
 
-pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
-    let mut holders = Holders::new();
+pub fn holders(snapshot: &Snapshot) -> HoldersByKey<'_> {
+    let mut holders = HoldersByKey::new();
     for account in snapshot.accounts.iter().filter(|account| account.holding.is_some()) {
         holders.entry(without_uid(&account_key(account))).or_default().push(&account.container);
     }
@@ -47,7 +47,7 @@ pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
 }
 
 /// Whether another pod of the same name has the device now.
-pub fn is_replaced(account: &Account, holders: &Holders<'_>) -> bool {
+pub fn is_replaced(account: &Account, holders: &HoldersByKey<'_>) -> bool {
     let same = holders.get(&without_uid(&account_key(account)));
     same.into_iter().flatten().any(|other| **other != account.container)
 }
@@ -183,7 +183,7 @@ pub fn add_health_difference(record: &mut AllocationRecord, health: &DeviceHealt
 
 /// Whether, by settled allocations, the container no longer holds this device. Without hardware data, only a pod or
 /// container that is not listed counts. `key`: the record's.
-pub fn has_ended(record: &AllocationRecord, key: &HoldingKey, snapshot: &Snapshot, holders: &Holders<'_>) -> bool {
+pub fn has_ended(record: &AllocationRecord, key: &HoldingKey, snapshot: &Snapshot, holders: &HoldersByKey<'_>) -> bool {
     let kubelet = &snapshot.kubelet;
     let Some(allocations) = kubelet.allocations.as_ref().filter(|_| kubelet.settled) else { return false };
     let Some(listed) = allocations.container(&key.container) else { return true };

@@ -45,7 +45,7 @@ pub fn start(inputs: HoldersInputs, clock: Clock, tasks: &mut Tasks) -> watch::R
 /// The end of the hardware threads is logged here, as the agent continues without them; with another task the agent ends.
 async fn run(inputs: HoldersInputs, clock: Clock, publish: watch::Sender<Arc<HoldersState>>) {
     let HoldersInputs { mut hardware, mut kubelet, mut plugin, may_be_offered, served, demand } = inputs;
-    let mut holders = Holders::new(served);
+    let mut holders = HoldersJoin::new(served);
     let mut logged = LoggedGpus::default();
     let mut hardware_runs = hardware.has_changed().is_ok();
     loop {
@@ -81,7 +81,7 @@ async fn mps_changed(plugin: &mut watch::Receiver<Arc<PluginState>>, known: &BTr
 }
 
 /// The last state, and what the next one is made from besides its inputs. Pure.
-struct Holders {
+struct HoldersJoin {
     missing: MissingGpus,
     slots: Slots,
     state: Arc<HoldersState>,
@@ -89,7 +89,7 @@ struct Holders {
     changed: BTreeSet<GpuUuid>,
 }
 
-impl Holders {
+impl HoldersJoin {
     fn new(served: BTreeSet<PciBusId>) -> Self {
         let (slots, state, changed) = Default::default();
         Self { missing: MissingGpus::new(served), slots, state, changed }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn holdings_are_joined_again_only_for_other_inputs() {
-        let mut holders = Holders::new(BTreeSet::new());
+        let mut holders = HoldersJoin::new(BTreeSet::new());
         let mut advance =
             |states| holders.advance(states, BTreeSet::new(), &|_| false, Monotonic::default()).holdings.clone();
         let first = advance((hardware(), kubelet()));
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn held_gpus_are_sent_until_the_hardware_threads_take_them() {
-        let mut holders = Holders::new(BTreeSet::new());
+        let mut holders = HoldersJoin::new(BTreeSet::new());
         holders.advance((hardware(), kubelet()), BTreeSet::new(), &|_| false, Monotonic::default());
         let gpu: BTreeSet<GpuUuid> = [test_data::uuid(0).as_str().into()].into();
         for (is_taken, left) in [(false, gpu.clone()), (true, BTreeSet::new())] {

@@ -65,7 +65,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct SimulatedGpu {
+struct InterruptedGpu {
     now: u64,
     load: u64,
     /// Busy milliseconds times 100, and millijoules: the board's own.
@@ -94,7 +94,7 @@ struct SimulatedGpu {
     inventory: Inventory,
 }
 
-impl SimulatedGpu {
+impl InterruptedGpu {
     fn new(by_process: bool) -> Self {
         let no_processes = DeviceProcesses { has_sm_seconds: true, processes: vec![] };
         let mut gpu = Self {
@@ -340,7 +340,7 @@ proptest! {
         first in 0_usize..4,
         steps in prop::collection::vec(step(), 1..40),
     ) {
-        let mut gpu = SimulatedGpu::new(by_process);
+        let mut gpu = InterruptedGpu::new(by_process);
         gpu.hold(first);
         gpu.is_steady = true;
         for step in &steps {

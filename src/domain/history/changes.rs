@@ -9,7 +9,7 @@ use crate::domain::model::{ContainerRef, DeviceRef, GpuUuid, HealthTransition, R
 /// The count and class of XIDs, by GPU and code.
 type XidTotals = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
 
-type Holdings = BTreeMap<ContainerRef, BTreeSet<DeviceRef>>;
+type DevicesByHolder = BTreeMap<ContainerRef, BTreeSet<DeviceRef>>;
 
 /// The values of the last snapshot whose changes are events.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,7 @@ pub(super) struct Changes {
 #[derive(Clone, Debug, Default)]
 struct SnapshotValues {
     /// The holdings; `None` until kubelet and driver have both answered: the first holdings are no events.
-    holdings: Option<Arc<Holdings>>,
+    holdings: Option<Arc<DevicesByHolder>>,
     transitions: u64,
     xids: XidTotals,
     kubelet_problem: Option<Arc<str>>,
@@ -61,7 +61,7 @@ impl Changes {
 
 impl SnapshotValues {
     /// The values of a snapshot. `before`: the last holdings, which are shared if they have not changed.
-    fn from_snapshot(snapshot: &Snapshot, before: Option<&Arc<Holdings>>) -> Self {
+    fn from_snapshot(snapshot: &Snapshot, before: Option<&Arc<DevicesByHolder>>) -> Self {
         let plugin = snapshot.plugin.as_deref();
         Self {
             holdings: holdings(snapshot, before),
@@ -81,7 +81,7 @@ impl SnapshotValues {
     }
 }
 
-fn holdings(snapshot: &Snapshot, before: Option<&Arc<Holdings>>) -> Option<Arc<Holdings>> {
+fn holdings(snapshot: &Snapshot, before: Option<&Arc<DevicesByHolder>>) -> Option<Arc<DevicesByHolder>> {
     if before.is_none() && !is_joined(snapshot) {
         return None;
     }
@@ -96,7 +96,7 @@ fn holdings(snapshot: &Snapshot, before: Option<&Arc<Holdings>>) -> Option<Arc<H
     {
         return Some(Arc::clone(before));
     }
-    let mut holdings = Holdings::new();
+    let mut holdings = DevicesByHolder::new();
     for account in held {
         let held = DeviceRef { gpu: account.gpu.clone(), mig: account.mig.clone() };
         holdings.entry(account.container.clone()).or_default().insert(held);
@@ -229,7 +229,7 @@ mod tests {
             let holding = Some(test_data::holding("GPU-a", SharingForm::TimeSlicing, 0.5));
             Account { holding, ..Account::new(container, "GPU-a".into(), None, UnixSeconds(0.0)) }
         };
-        let of = |pods: [&str; 2], before: Option<&Arc<Holdings>>| {
+        let of = |pods: [&str; 2], before: Option<&Arc<DevicesByHolder>>| {
             let snapshot = Snapshot { accounts: pods.map(account).into(), ..Snapshot::default() };
             holdings(&snapshot, before).unwrap()
         };

@@ -43,8 +43,8 @@ impl NvmlReader {
         let handle = inventory::handle(&mut caller, index);
         let found = handle.and_then(|handle| Some((handle, inventory::uuid(&mut caller, handle)?)));
         let Some((handle, uuid)) = found else {
-            let unlisted = CallProblem { call: BY_INDEX, code: "not_found" };
-            let problem = caller.finish().problems.first().copied().unwrap_or(unlisted);
+            let not_found = CallProblem { call: BY_INDEX, code: "not_found" };
+            let problem = caller.finish().problems.first().copied().unwrap_or(not_found);
             return Err(codes::failure(problem, format!("{gpu} does not answer"), codes::SEE_KERNEL_LOG));
         };
         if *uuid != *gpu.as_str() {

@@ -134,19 +134,19 @@ impl Offer {
 
 type NamedDevice = (ResourceName, OfferedDevice);
 
-/// The GPUs that the driver has listed, with their indexes; without those that it is not expected to serve now.
-fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
+/// The GPUs that the driver has enumerated, with their indexes; without those that it is not expected to serve now.
+fn enumerated(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
     let gpus = inventory.gpus.values().filter(|gpu| inventory.is_expected(&gpu.uuid));
     gpus.filter_map(|gpu| Some((gpu, gpu.index?)))
 }
 
 fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<NamedDevice> {
-    listed(inventory).filter(|(gpu, _)| which(gpu)).map(|(gpu, index)| whole_gpu(nvidia, gpu, index)).collect()
+    enumerated(inventory).filter(|(gpu, _)| which(gpu)).map(|(gpu, index)| whole_gpu(nvidia, gpu, index)).collect()
 }
 
 fn devices_of_every_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
     let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
-    for (gpu, index) in listed(inventory).filter(|(gpu, _)| has_mig(gpu)) {
+    for (gpu, index) in enumerated(inventory).filter(|(gpu, _)| has_mig(gpu)) {
         report_unpartitioned(gpu, problems);
         for mig in &gpu.mig_devices {
             match mixed_name(nvidia, mig) {
@@ -163,7 +163,7 @@ fn devices_of_every_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems:
 /// that is half reconfigured keeps most of its devices, instead of losing all.
 fn devices_of_one_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
     let mut kinds: BTreeMap<&str, Vec<NamedDevice>> = BTreeMap::new();
-    for (gpu, index) in listed(inventory) {
+    for (gpu, index) in enumerated(inventory) {
         if has_mig(gpu) {
             report_unpartitioned(gpu, problems);
             for mig in &gpu.mig_devices {

@@ -6,7 +6,7 @@
 //! A device that was offered and can no longer be allocated is one of:
 //!
 //! - lost: the driver no longer finds its GPU, which may return;
-//! - missing: the driver has not listed its GPU since its start, and only the kubelet has the ID (`missing`);
+//! - missing: the driver has not enumerated its GPU since its start, and only the kubelet has the ID (`missing`);
 //! - unplugged: its device nodes are not there, or another kernel driver has its GPU; it may return;
 //! - without MPS: NVIDIA's MPS daemon does not serve its slot;
 //! - vanished: its resource no longer offers it although its GPU is there, or its GPU was replaced (`layout`). Dropped

@@ -103,7 +103,7 @@ pub enum OfferedHardware {
         gpu_instance: u32,
         compute_instance: u32,
     },
-    /// A GPU that the driver does not list, or a MIG device or slot on it: only the kubelet's ID is known.
+    /// A GPU that the driver does not enumerate, or a MIG device or slot on it: only the kubelet's ID is known.
     Missing(GpuUuid),
     Nodes(Vec<DeviceSpec>),
     /// No hardware: a simulated device.

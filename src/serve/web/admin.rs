@@ -60,7 +60,7 @@ struct MarkRequest {
 /// The body of `POST /unmark` and `POST /clear-faults`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DeviceRequest {
+struct DeviceCommand {
     device: String,
 }
 
@@ -108,7 +108,7 @@ async fn mark(State(admin): State<Admin>, body: Bytes) -> Result<Response, Respo
 }
 
 async fn of_device(State(admin): State<Admin>, body: Bytes, action: OrderAction) -> Result<Response, Response> {
-    let DeviceRequest { device } = parsed(&body, r#"{"device": "GPU-..."}"#).map_err(invalid)?;
+    let DeviceCommand { device } = parsed(&body, r#"{"device": "GPU-..."}"#).map_err(invalid)?;
     execute(&admin, OperatorOrder { device, action }).await
 }
 

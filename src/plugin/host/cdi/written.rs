@@ -33,7 +33,7 @@ pub const FILES: [&str; 2] = ["podmeter.device-plugin-gpu.json", "podmeter-k8s.d
 const ABSENT_DEVICE: &str = "PODMETER_ABSENT_DEVICE";
 
 /// The nodes of each device, with their paths in containers.
-type Devices = BTreeMap<String, Vec<String>>;
+type NodesByDevice = BTreeMap<String, Vec<String>>;
 
 /// What the files are made from.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ pub struct WrittenSpecifications([WrittenFile; 2]);
 #[derive(Debug, Default)]
 struct WrittenFile {
     /// The devices in the file, each with the last nodes that it had. `None` until the file of the last start was read.
-    devices: Option<Devices>,
+    devices: Option<NodesByDevice>,
     written: Option<String>,
 }
 
@@ -94,10 +94,10 @@ impl WrittenSpecifications {
         let [current, earlier] = &mut self.0;
         let [current_path, earlier_path] = FILES.map(|name| inputs.directory.join(name));
         let before = current.devices_before(&current_path);
-        let mut devices: Devices =
+        let mut devices: NodesByDevice =
             inputs.devices.iter().map(|device| (device.names[0].clone(), device.nodes.clone())).collect();
         let gone = before.into_iter().filter(|(name, _)| inputs.may_be_held(KIND, name) && !devices.contains_key(name));
-        devices.extend(gone.collect::<Devices>());
+        devices.extend(gone.collect::<NodesByDevice>());
         let mut problems = current.replace(current_path, KIND, devices, inputs);
 
         let before = earlier.devices_before(&earlier_path);
@@ -131,7 +131,7 @@ impl SpecificationInputs<'_> {
     }
 
     /// The specification as JSON.
-    fn text(&self, kind: &str, devices: &Devices) -> String {
+    fn text(&self, kind: &str, devices: &NodesByDevice) -> String {
         let devices = devices.iter().map(|(name, nodes)| {
             let edits = match self.safe_nodes(name, nodes) {
                 [] => json!({ "env": [format!("{ABSENT_DEVICE}={name}")] }),
@@ -166,7 +166,7 @@ impl SpecificationInputs<'_> {
 
 impl WrittenFile {
     /// The earlier devices: at first those in the file that an earlier podmeter left.
-    fn devices_before(&mut self, path: &Path) -> Devices {
+    fn devices_before(&mut self, path: &Path) -> NodesByDevice {
         self.devices.take().unwrap_or_else(|| {
             let text = files::read(path, LARGEST).ok().flatten().and_then(|bytes| String::from_utf8(bytes).ok());
             let nodes = |edits: &Edits| edits.nodes().map(|node| node.path.clone()).collect();
@@ -180,7 +180,7 @@ impl WrittenFile {
         &mut self,
         path: PathBuf,
         kind: &str,
-        devices: Devices,
+        devices: NodesByDevice,
         inputs: &SpecificationInputs<'_>,
     ) -> Vec<String> {
         let devices = self.devices.insert(devices);

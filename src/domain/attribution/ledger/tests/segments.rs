@@ -7,7 +7,7 @@ use super::reference::UseByReason;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::Holding;
 
-type Holders<'a> = &'a BTreeMap<HoldingKey, Holding>;
+type TickHoldings<'a> = &'a BTreeMap<HoldingKey, Holding>;
 
 /// Divides an amount by weight, limited to the length of a tick: the heaviest are full first. The rest goes to those
 /// without weight.
@@ -31,7 +31,7 @@ fn divide_up_to_limits(amount: f64, weights: &[f64], limit: f64) -> Vec<f64> {
     weights.iter().map(of).collect()
 }
 
-fn held(holders: &[Holders<'_>], counts: impl Fn(&HoldingKey) -> bool) -> Vec<f64> {
+fn held(holders: &[TickHoldings<'_>], counts: impl Fn(&HoldingKey) -> bool) -> Vec<f64> {
     holders.iter().map(|holders| if holders.keys().any(&counts) { 1.0 } else { 0.0 }).collect()
 }
 
@@ -39,7 +39,7 @@ fn held(holders: &[Holders<'_>], counts: impl Fn(&HoldingKey) -> bool) -> Vec<f6
 pub fn busy(
     amount: f64,
     weights: Option<&(BTreeMap<HoldingKey, Vec<f64>>, UseByReason)>,
-    holders: &[Holders<'_>],
+    holders: &[TickHoldings<'_>],
     covered_ratio: f64,
 ) -> Vec<f64> {
     let limit = TICK_SECONDS * covered_ratio;
@@ -55,7 +55,7 @@ pub fn busy(
 }
 
 /// The activity by tick and part.
-pub fn active(parts: &[MigReading], actives: &[Option<f64>], holders: &[Holders<'_>]) -> Vec<Vec<Option<f64>>> {
+pub fn active(parts: &[MigReading], actives: &[Option<f64>], holders: &[TickHoldings<'_>]) -> Vec<Vec<Option<f64>>> {
     let mut ticks = vec![vec![]; holders.len()];
     for (part, active) in parts.iter().zip(actives) {
         let held = held(holders, |key| key.mig.as_ref().is_none_or(|mig| *mig == part.mig));
