@@ -117,9 +117,9 @@ impl DemoSettings {
         let (plugins, proc_root) = (node.kubelet.dra_plugin_directory(), node.files.proc_root());
         let logs_root = node.files.pod_logs_root();
         // A simulated driver's calls cost nothing: the counters move from the first second on.
-        let sample_interval = match self.agent.hardware {
-            HardwareSource::Simulated => self.agent.devices.shortest_interval(),
-            _ => self.agent.devices.sample_interval,
+        let devices = match self.agent.hardware {
+            HardwareSource::Simulated => self.agent.devices.all_watched(),
+            _ => self.agent.devices,
         };
         AgentSettings {
             admin_socket: match self.agent.admin_socket_required {
@@ -138,8 +138,7 @@ impl DemoSettings {
                 host_paths: HostPaths { proc: proc_root.clone(), ..self.agent.plugin.host_paths },
                 ..self.agent.plugin
             },
-            devices: HardwareSettings { proc_root: proc_root.clone(), sample_interval, ..self.agent.devices }
-                .sped_up(self.faults.unwrap_or(1)),
+            devices: HardwareSettings { proc_root: proc_root.clone(), ..devices }.sped_up(self.faults.unwrap_or(1)),
             pods: PodsSettings { socket: node.kubelet.pods_api_socket(), logs_root, ..self.agent.pods },
             processes: ProcessesSettings { proc_root, ..self.agent.processes },
             health: health_config(self.faults),

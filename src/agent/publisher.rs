@@ -12,7 +12,8 @@ use super::settings::{AgentSettings, Reloadable};
 use super::{DroppedLogLines, self_use};
 use crate::clock::Clock;
 use crate::domain::attribution::{
-    ClassedXid, ContainerXids, Ledger, LedgerOutput, Observation, OwnersState, XidObservation, processes_by_device,
+    ClassedXid, ContainerXids, Ledger, LedgerOutput, Observation, OwnersState, Retention, XidObservation,
+    processes_by_device,
 };
 use crate::domain::health::HealthConfig;
 use crate::domain::holders::HoldersState;
@@ -20,7 +21,7 @@ use crate::domain::model::{
     ConfigReload, ContainerXid, HealthState, Moment, Overview, PluginState, ProcessState, Snapshot, UnixSeconds,
     XidEvent,
 };
-use crate::domain::periods::{HEARTBEAT, readings_late};
+use crate::domain::periods::HEARTBEAT;
 use crate::hardware::{CallDurations, XidBatches};
 use crate::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
@@ -59,7 +60,7 @@ pub fn start(
         health: settings.health.clone(),
         inputs,
         clock,
-        ledger: Ledger::new(readings_late(settings.devices.sample_interval)),
+        ledger: Ledger::new(settings.devices.readings_late()),
         budget: SeriesBudget::default(),
         xids: ContainerXids::default(),
         new_xids: vec![],
@@ -171,15 +172,14 @@ impl Publisher {
         plugin: Option<&PluginState>,
         settings: &Reloadable,
     ) -> (LedgerOutput, Vec<ContainerXid>) {
-        let scrapes = self.inputs.scrapes.count();
+        let retention = Retention { time: settings.retention, scrapes: self.inputs.scrapes.count() };
         let mut output = self.ledger.advance(&Observation {
             now,
             holdings,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
             processes: &processes_by_device(hardware, processes, plugin),
-            retention: settings.retention,
-            scrapes,
+            retention,
         });
         self.budget.mark(&mut output.accounts, settings.series_limit);
         let xids = self.xids.advance(&XidObservation {
@@ -188,8 +188,7 @@ impl Publisher {
             holdings,
             inventory: &hardware.inventory,
             accounts: &output.accounts,
-            retention: settings.retention,
-            scrapes,
+            retention,
         });
         (output, xids)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use super::gpu_state::{GpuState, Staleness};
+use super::gpu_state::GpuState;
 use super::messages::{PassReport, SupervisorSender, WorkerCommand};
 use super::module_energy::ModuleEnergy;
 use super::settings::HardwareSettings;
@@ -337,11 +337,7 @@ impl EnumeratedGpus {
     }
 
     pub fn readings(&self, now: Monotonic) -> BTreeMap<GpuUuid, Arc<DeviceReadings>> {
-        let staleness = Staleness {
-            fast: self.settings.sample_interval * 3,
-            medium: self.settings.medium_interval * 3,
-            slow: self.settings.slow_interval * 3,
-        };
+        let staleness = self.settings.staleness();
         let readings = |member: &EnumeratedGpu| {
             let pass_began = member.pass_under_way.as_ref().map(|(since, _)| *since);
             let not_enumerated = member.state.lost && member.lost_because_not_enumerated;

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::gpu_state::Staleness;
 use crate::domain::model::PciBusId;
-use crate::domain::periods::RELEASE_LIMIT;
+use crate::domain::periods::{RELEASE_LIMIT, readings_late};
 
 #[derive(Clone, Debug)]
 pub struct HardwareSettings {
@@ -54,6 +55,22 @@ impl Default for HardwareSettings {
 impl HardwareSettings {
     pub fn shortest_interval(&self) -> Duration {
         self.sample_interval.min(self.watched_interval)
+    }
+
+    /// The age of the readings beyond which the time of their GPU is uncovered.
+    pub fn readings_late(&self) -> Duration {
+        readings_late(self.sample_interval)
+    }
+
+    /// The age of each tier's values beyond which they are withdrawn.
+    pub fn staleness(&self) -> Staleness {
+        Staleness { fast: self.sample_interval * 3, medium: self.medium_interval * 3, slow: self.slow_interval * 3 }
+    }
+
+    /// Reads every GPU as if it were watched.
+    #[must_use]
+    pub fn all_watched(self) -> Self {
+        Self { sample_interval: self.shortest_interval(), ..self }
     }
 
     /// Divides all intervals and limits, except that of a release.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::agent::Running;
 use crate::support::polling::until_true;
 use crate::support::test_data;
-use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess, Retention};
 use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState,
@@ -93,8 +93,7 @@ fn page() -> String {
             inventory: &inventory,
             readings: &read,
             processes: &[(GPU.into(), processes(seconds))].into(),
-            retention: Duration::from_secs(300),
-            scrapes: 0,
+            retention: Retention { time: Duration::from_secs(300), scrapes: 0 },
         });
         let inventory = Arc::new(inventory.clone());
         snapshot = Snapshot {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, Retention};
 use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, Gpu, GpuUuid, Inventory, Moment, Monotonic, SharingForm, UnattributedReason,
@@ -196,8 +196,7 @@ impl InterruptedGpu {
             inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,
-            retention: Duration::from_secs(1_000_000),
-            scrapes: 0,
+            retention: Retention { time: Duration::from_secs(1_000_000), scrapes: 0 },
         });
         self.output = Some(output);
     }

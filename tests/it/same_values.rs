@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use podmeter::clock::Clock;
-use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess, Retention};
 use podmeter::domain::holders::{self, Slots};
 use podmeter::domain::model::{
     Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, DeviceTotals, Fast, Gpu,
@@ -200,8 +200,7 @@ impl Scene {
             inventory: &self.inventory,
             readings: &readings,
             processes: &processes,
-            retention: Duration::from_secs(3600),
-            scrapes: 0,
+            retention: Retention { time: Duration::from_secs(3600), scrapes: 0 },
         });
         let snapshot = Snapshot {
             sequence: second,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, Retention};
 use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{ContainerRef, DeviceReadings, Inventory, Owner, SharingForm};
 use podmeter::hardware::{GpuReader, GpuState, Staleness};
@@ -81,8 +81,7 @@ impl TimeSlicedNode {
             inventory: &self.inventory,
             readings: &[(gpu(0), Arc::clone(&readings))].into(),
             processes: &BTreeMap::from([(gpu(0), processes)]),
-            retention: Duration::from_secs(300),
-            scrapes: 0,
+            retention: Retention { time: Duration::from_secs(300), scrapes: 0 },
         });
         (Arc::unwrap_or_clone(readings), output)
     }

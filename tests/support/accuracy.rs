@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{Ledger, LedgerOutput, Observation, process_ids, processes_by_device};
+use podmeter::domain::attribution::{Ledger, LedgerOutput, Observation, Retention, process_ids, processes_by_device};
 use podmeter::domain::holders::{Holdings, Slots, join};
 use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
@@ -321,8 +321,7 @@ impl Node {
             inventory: &self.inventory,
             readings: &self.hardware.readings,
             processes: &processes_by_device(&self.hardware, &state, None),
-            retention: Duration::from_secs(60),
-            scrapes: now / 15_000,
+            retention: Retention { time: Duration::from_secs(60), scrapes: now / 15_000 },
         });
         for account in &output.accounts {
             self.accounts.insert(account.container.clone(), account.clone());

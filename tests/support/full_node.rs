@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, OwnedProcess};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, OwnedProcess, Retention};
 use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner,
@@ -114,8 +114,7 @@ impl Node {
             inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,
-            retention: Duration::from_secs(300),
-            scrapes,
+            retention: Retention { time: Duration::from_secs(300), scrapes },
         })
     }
 }

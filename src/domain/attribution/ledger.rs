@@ -39,13 +39,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) use self::account::FINAL_SCRAPES;
 use self::account::HolderAccount;
 use self::device_ledger::DeviceLedger;
 use self::parts::Audit;
 use self::present::PresentInputs;
 use self::weights::MigWeights;
 use super::owners::DeviceProcesses;
+use super::retention::Retention;
 use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
     Account, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse, Unattributed,
@@ -72,10 +72,7 @@ pub struct Observation<'a> {
     pub readings: &'a BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// The processes of each GPU; a GPU without process data has no entry.
     pub processes: &'a BTreeMap<GpuUuid, DeviceProcesses>,
-    /// How long an ended account stays.
-    pub retention: Duration,
-    /// The number of scrapes so far; an ended account stays until two of them had it.
-    pub scrapes: u64,
+    pub retention: Retention,
 }
 
 /// The ledger at one moment.
@@ -110,7 +107,7 @@ impl Ledger {
             };
             device.update_gauges(&present, &mut self.audit);
             unallocated_uses.extend(device.unallocated_uses(&present, gpu, now));
-            device.forget(now, observation.retention, observation.scrapes);
+            device.forget(now, observation.retention);
         }
         self.forget_surplus();
         let holders = self.devices.values().flat_map(|device| device.accounts.values());

@@ -5,8 +5,10 @@
 
 mod ledger;
 mod owners;
+mod retention;
 mod xids;
 
 pub use ledger::{Ledger, LedgerOutput, Observation};
 pub use owners::{DeviceProcesses, OwnedProcess, OwnersState, process_ids, processes_by_device};
+pub use retention::Retention;
 pub use xids::{ClassedXid, ContainerXids, XidObservation};

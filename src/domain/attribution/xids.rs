@@ -5,9 +5,8 @@
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-use super::ledger::FINAL_SCRAPES;
+use super::retention::Retention;
 use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
     Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, XidClass, XidEvent,
@@ -36,9 +35,7 @@ pub struct XidObservation<'a> {
     /// The present accounts: a count stays as long as its container's account.
     pub accounts: &'a [Account],
     /// How long the count of a container without an account stays.
-    pub retention: Duration,
-    /// The number of scrapes so far.
-    pub scrapes: u64,
+    pub retention: Retention,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,9 +50,8 @@ struct XidKey {
 #[derive(Debug)]
 struct XidTally {
     xid: ContainerXid,
-    /// The time of the last XID; the next is `XidObservation::scrapes` at that time.
-    last: Monotonic,
-    scrapes: u64,
+    /// The time of the last XID, and the number of scrapes before it.
+    last: (Monotonic, u64),
 }
 
 impl ContainerXids {
@@ -76,16 +72,14 @@ impl ContainerXids {
         let created = account.map_or(now.unix, |account| account.created);
         let XidKey { container, gpu, mig, code } = key.clone();
         let new = ContainerXid { container, gpu, mig, code, class: xid.class, count: 0, created };
-        let count = self.counts.entry(key).or_insert(XidTally { xid: new, last: now.monotonic, scrapes: 0 });
+        let count = self.counts.entry(key).or_insert(XidTally { xid: new, last: Default::default() });
         count.xid.count = count.xid.count.saturating_add(xid.event.count);
-        (count.last, count.scrapes) = (now.monotonic, observation.scrapes);
+        count.last = (now.monotonic, observation.retention.scrapes);
     }
 
     fn forget(&mut self, observation: &XidObservation<'_>) {
-        let now = observation.now.monotonic;
         self.counts.retain(|key, count| {
-            now.since(count.last) <= observation.retention
-                || observation.scrapes < count.scrapes + FINAL_SCRAPES
+            !observation.retention.is_over(observation.now.monotonic, count.last)
                 || observation.accounts.iter().any(|account| is_of(account, key))
         });
     }

@@ -1,16 +1,11 @@
 //! One holder of one device: when it held it, and what it used. In: holdings, and the entry of each interval. Out: the
 //! account, and the spans of time that it held the device in an interval. Does not use other holders.
 
-use std::time::Duration;
-
 use super::interval::is_nothing;
 use super::parts::{Part, add_known};
 use super::segments::{HoldingTerms, Span};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Holding, HoldingCounters, Moment, Monotonic, RecentRatio, SharingForm};
-
-/// The number of scrapes that must have had the final counters of an account before it is removed.
-pub const FINAL_SCRAPES: u64 = 2;
 
 /// One container and one device: the account, and the holding time that is not accounted yet.
 #[derive(Debug)]
@@ -20,7 +15,7 @@ pub struct HolderAccount {
     open: Option<(Monotonic, HoldingTerms)>,
     /// Ended holdings, and those whose terms have changed, since the device clock last moved.
     closed: Vec<Span>,
-    /// `Observation::scrapes` when the final counters were first published.
+    /// `Retention::scrapes` when the final counters were first published.
     pub final_since_scrape: Option<u64>,
     /// The number of the last observation in which it was held.
     pub seen: u64,
@@ -138,10 +133,9 @@ impl HolderAccount {
         self.open.is_none() && self.closed.is_empty()
     }
 
-    /// Whether its final counters were kept for the retention, and enough scrapes had them.
-    pub fn is_over(&self, now: Monotonic, retention: Duration, scrapes: u64) -> bool {
-        let (Some(ended), Some(since)) = (self.account.ended, self.final_since_scrape) else { return false };
-        now.since(ended.monotonic) >= retention && scrapes >= since + FINAL_SCRAPES
+    /// When it ended, and the number of scrapes before its final counters.
+    pub fn ended(&self) -> Option<(Monotonic, u64)> {
+        Some((self.account.ended?.monotonic, self.final_since_scrape?))
     }
 
     /// The spans in which it held the device between `from` and `to`; removes holdings up to `to`.

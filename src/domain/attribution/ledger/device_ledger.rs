@@ -2,7 +2,6 @@
 //! `interval` makes readings intervals, and `present` values of the moment.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use super::account::{AccountEntry, HolderAccount};
 use super::gap::OpenGap;
@@ -11,6 +10,7 @@ use super::parts::{Audit, Part, add_known, reason_or_ended};
 use super::segments::{HeldTime, WeightedInterval, cut};
 use super::weights::{MigWeight, MigWeights, SmIncreases, SmWeights, UsedSmTime};
 use crate::domain::attribution::owners::OwnedProcess;
+use crate::domain::attribution::retention::Retention;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
     ContainerRef, DeviceTotals, DividedQuantity, GpuUuid, Moment, Monotonic, Owner, UnallocatedUse, Unattributed,
@@ -146,11 +146,12 @@ impl DeviceLedger {
     }
 
     /// Removes the accounts whose holding has ended long ago.
-    pub fn forget(&mut self, now: Monotonic, retention: Duration, scrapes: u64) {
+    pub fn forget(&mut self, now: Monotonic, retention: Retention) {
         for account in self.accounts.values_mut().filter(|account| account.is_final()) {
-            account.final_since_scrape.get_or_insert(scrapes);
+            account.final_since_scrape.get_or_insert(retention.scrapes);
         }
-        let over = self.accounts.iter().filter(|(_, holder)| holder.is_over(now, retention, scrapes));
+        let is_over = |holder: &HolderAccount| holder.ended().is_some_and(|ended| retention.is_over(now, ended));
+        let over = self.accounts.iter().filter(|(_, holder)| is_over(holder));
         let over: Vec<HoldingKey> = over.map(|(key, _)| key.clone()).collect();
         over.iter().for_each(|key| self.remove_account(key));
     }

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 use crate::domain::model::{Gpu, MigDevice, SharingForm, UnixSeconds, XidInstance};
 use crate::test_data;
@@ -59,8 +61,7 @@ impl Node {
             holdings: &self.holdings,
             inventory: &self.inventory,
             accounts: &self.accounts,
-            retention: RETENTION,
-            scrapes: self.scrapes,
+            retention: Retention { time: RETENTION, scrapes: self.scrapes },
         });
         let row = |xid: ContainerXid| {
             (xid.container.pod.to_string(), xid.mig.map(|mig| mig.as_str().to_owned()), xid.code, xid.count)

@@ -54,8 +54,7 @@ impl Trial {
             inventory: &node.inventory,
             readings: &node.readings,
             processes: &node.processes,
-            retention: Duration::from_secs(86_400),
-            scrapes: 0,
+            retention: Retention { time: Duration::from_secs(86_400), scrapes: 0 },
         })
     }
 
@@ -280,8 +279,7 @@ fn the_order_of_processes_does_not_matter_and_an_unchanged_world_changes_nothing
                     inventory: &node.inventory,
                     readings: &node.readings,
                     processes,
-                    retention: Duration::from_secs(86_400),
-                    scrapes: 0,
+                    retention: Retention { time: Duration::from_secs(86_400), scrapes: 0 },
                 })
             };
             let one = observe(&mut trial.ledger, &node.processes);

@@ -58,8 +58,7 @@ impl OneDeviceLedger {
             inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,
-            retention: Duration::from_secs(300),
-            scrapes: self.scrapes,
+            retention: Retention { time: Duration::from_secs(300), scrapes: self.scrapes },
         });
         self.unattributed.clone_from(&published.unattributed);
         published
