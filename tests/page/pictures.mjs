@@ -26,14 +26,15 @@ try {
     draw('page-dark', faults, { dark: true }),
     draw('page-phone', faults, { width: 390, height: 844 }),
     draw('page-mig', mig, {}),
+    draw('page-filtered', faults, {}, '?filter=namespace:research'),
   ]);
 } finally {
   await browser.stop();
   await Promise.all([faults.stop(), mig.stop()]);
 }
 
-async function draw(name, demo, look) {
-  const page = await browser.open(demo.url, { width: 1440, height: 900, ...look });
+async function draw(name, demo, look, query = '') {
+  const page = await browser.open(demo.url + query, { width: 1440, height: 900, ...look });
   await page.until('the page to be live', `document.getElementById('status').textContent === 'Live'`);
   writeFileSync(join(folder, `${name}.png`), await page.screenshot());
 }
