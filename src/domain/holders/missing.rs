@@ -4,15 +4,34 @@
 //!
 //! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
 //!
-//! | the driver does not enumerate | example | result |
+//! Three decisions, in this order; of the cases of one decision the first that applies. `tests.rs` shows
+//! each case under the number of its decision.
+//!
+//! 1. What is a GPU on the bus? (`OnlyOnBus::find`)
+//!
+//! | case | reason | result |
 //! |---|---|---|
-//! | a GPU on the bus, at another kernel driver than NVIDIA's: vfio-pci, nouveau | 3b:00.0 at vfio-pci | not served, with the UUID that the driver gave it before, else named by its address |
-//! | a GPU on the bus without a kernel driver, and without evidence that NVIDIA's should serve it (`is_evident`) | 3b:00.0, an old display card | not served; but as below where the kubelet has more UUIDs, or MIG devices, than the other cases explain |
-//! | a GPU on the bus with a UUID | 3b:00.0 is GPU-a | GPU-a is missing, at 3b:00.0 |
-//! | one GPU on the bus without a UUID, one UUID that only the kubelet has | 3b:00.0; GPU-a | GPU-a is missing, at 3b:00.0 |
-//! | GPUs on the bus without a UUID, no UUID that only the kubelet has | 3b:00.0, 86:00.0 | PCI-0000:3b:00.0 and PCI-0000:86:00.0 are missing |
-//! | in all other cases, UUIDs that only the kubelet has | GPU-a, GPU-b; 3b:00.0, 86:00.0 | GPU-a and GPU-b are missing without an address; `detail` of each names both addresses |
-//! | UUIDs that only the kubelet has and no container holds, and that may be of a GPU at another kernel driver (`of_kubelet`) | GPU-a; 3b:00.0 at vfio-pci | 3b:00.0 is not served, GPU-a is not missing |
+//! | `other_driver` | the kernel bound it to vfio-pci or nouveau, so NVIDIA's driver cannot have it | not served, with the UUID that the driver gave it before, else named by its address |
+//! | enumerated | the driver has its address or UUID, or is configured to ignore it | none |
+//! | `identified` | NVIDIA's kernel driver has its UUID | missing, with UUID and address |
+//! | `expected` | NVIDIA's driver has or had it, or serves one of its kind | missing; decision 3 names it |
+//! | `unclear` | it has no kernel driver: an old display card, or a GPU whose driver failed | not served; in decision 3 as `expected` where the kubelet has more UUIDs, or MIG devices, than the other cases explain |
+//!
+//! 2. Which UUIDs does only the kubelet have? (`only_of_kubelet`)
+//!
+//! | case | reason | result |
+//! |---|---|---|
+//! | a container holds it | a GPU that is in use exists | one of them |
+//! | at most as many as GPUs of `other_driver` that NVIDIA's driver never had | a plugin offered them before they were bound elsewhere | none of them |
+//! | more | some are missing, and it is unknown which | all of them |
+//!
+//! 3. Which of these UUIDs is at which address? (`missing`)
+//!
+//! | UUIDs | GPUs without one | result |
+//! |---|---|---|
+//! | GPU-a | 3b:00.0 | GPU-a is missing, at 3b:00.0: nothing else fits |
+//! | none | 3b:00.0, 86:00.0 | PCI-0000:3b:00.0 and PCI-0000:86:00.0 are missing |
+//! | GPU-a, GPU-b | any other number | GPU-a and GPU-b are missing without an address, because none is guessed; `detail` of each names all addresses |
 //!
 //! A holding of a GPU that is not served has allocated and uncovered time: it has no readings.
 
@@ -26,7 +45,6 @@ use crate::domain::model::{
 
 /// Device IDs by resource.
 type DeviceIds = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
-type IdsByGpu<'a> = BTreeMap<&'a GpuUuid, &'a DeviceIds>;
 
 /// Keeps the device IDs that the kubelet has and the driver has not enumerated, because the kubelet drops an unhealthy device
 /// that no pod holds. A GPU that was replaced is none of them: the driver enumerates every GPU on the bus, and only the kubelet's
@@ -75,9 +93,9 @@ impl MissingGpus {
         let mut found = vec![];
         if inventory.generation > 0 {
             self.update_kubelet_ids(inventory, &on_bus, kubelet, may_be_offered);
-            found = self.missing(inventory, &mut on_bus, bus, kubelet);
+            found = self.missing(inventory, &mut on_bus, kubelet);
         }
-        let unserved = on_bus.unserved;
+        let unserved = on_bus.other_driver;
         if found.is_empty() && unserved.is_empty() && self.times.is_empty() {
             return Arc::clone(hardware);
         }
@@ -129,9 +147,12 @@ impl MissingGpus {
         let mut named = answered(kubelet);
         let checkpoint = kubelet.checkpoint.as_deref();
         let names_others = || checkpoint.is_some_and(|ids| names_every_enumerated(ids, inventory));
-        if !on_bus.all_enumerated || !on_bus.without_evidence.is_empty() && names_others() {
+        // The checkpoint keeps GPUs that were replaced. It is used where a GPU is missing, and where one may be: if it names
+        // all that are enumerated, its others were not replaced by these.
+        if !on_bus.all_enumerated || !on_bus.unclear.is_empty() && names_others() {
             add(&mut named, checkpoint);
-        } else if on_bus.without_evidence.is_empty() && kubelet.settled && kubelet.allocatable.is_some() {
+        // No GPU is missing, so what the kubelet no longer has was removed.
+        } else if on_bus.unclear.is_empty() && kubelet.settled && kubelet.allocatable.is_some() {
             let ids: BTreeSet<&DeviceId> = named.values().flatten().collect();
             let are_named = |kept: &DeviceIds| kept.values().flatten().any(|id| ids.contains(id));
             self.gpus.retain(|_, of_gpu| are_named(of_gpu));
@@ -162,31 +183,28 @@ impl MissingGpus {
         self.migs.retain(|mig, _| !self.enumerated_migs.contains(mig));
     }
 
-    /// GPUs without evidence are among them where the kubelet has an ID that only they can explain; else they are not
-    /// served.
+    /// Decision 3. Leaves in `other_driver` all that are not served.
     fn missing(
         &self,
         inventory: &Inventory,
         on_bus: &mut OnlyOnBus<'_>,
-        bus: Option<&NodeDevices>,
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
-        let OnlyOnBus { with_uuid, without_uuid, without_evidence, unserved, .. } = on_bus;
-        let of_kubelet = self.of_kubelet(inventory, bus, kubelet);
-        let only_kubelet: Vec<&GpuUuid> =
-            of_kubelet.keys().copied().filter(|uuid| !with_uuid.contains_key(*uuid)).collect();
-        let has_unexplained_migs = !self.migs.is_empty() && with_uuid.is_empty() && without_uuid.is_empty();
-        let is_explained = only_kubelet.len() <= without_uuid.len() && !has_unexplained_migs;
-        if is_explained { &mut *unserved } else { &mut *without_uuid }.append(without_evidence);
+        let of_kubelet = self.only_of_kubelet(inventory, &on_bus.other_driver, kubelet);
+        let OnlyOnBus { identified, expected, unclear, other_driver, .. } = on_bus;
+        let uuids: Vec<&GpuUuid> = of_kubelet.keys().copied().filter(|uuid| !identified.contains_key(*uuid)).collect();
+        let has_unexplained_migs = !self.migs.is_empty() && identified.is_empty() && expected.is_empty();
+        let is_explained = uuids.len() <= expected.len() && !has_unexplained_migs;
+        if is_explained { other_driver } else { &mut *expected }.append(unclear);
         let missing = |uuid: &GpuUuid, location: Option<&BusLocation<'_>>, one_of: &[BusLocation<'_>]| {
             let ids = of_kubelet.get(uuid).map(|ids| (*ids).clone()).unwrap_or_default();
             missing_gpu(uuid.clone(), location, ids, one_of)
         };
-        let mut found: Vec<_> = with_uuid.iter().map(|(uuid, location)| missing(uuid, Some(location), &[])).collect();
-        match (without_uuid.as_slice(), only_kubelet.as_slice()) {
-            ([location], [uuid]) => found.push(missing(uuid, Some(location), &[])),
-            (places, []) => found.extend(places.iter().map(|at| missing(&GpuUuid::of_address(at.0), Some(at), &[]))),
-            (places, uuids) => found.extend(uuids.iter().map(|uuid| missing(uuid, None, places))),
+        let mut found: Vec<_> = identified.iter().map(|(uuid, location)| missing(uuid, Some(location), &[])).collect();
+        match (uuids.as_slice(), expected.as_slice()) {
+            ([uuid], [location]) => found.push(missing(uuid, Some(location), &[])),
+            ([], places) => found.extend(places.iter().map(|at| missing(&GpuUuid::of_address(at.0), Some(at), &[]))),
+            (uuids, places) => found.extend(uuids.iter().map(|uuid| missing(uuid, None, places))),
         }
         // Which of several has a MIG device is unknown.
         if let [(_, missing)] = found.as_mut_slice() {
@@ -198,24 +216,21 @@ impl MissingGpus {
         found
     }
 
-    /// The UUIDs that the kubelet has and the driver does not enumerate. Those that no container holds may be of GPUs that were
-    /// bound to another kernel driver after a plugin offered them: they are left out where at least as many such GPUs were
-    /// never enumerated by the driver. Where fewer were, some of them are missing, and all stay, because it is unknown which.
-    fn of_kubelet(&self, inventory: &Inventory, bus: Option<&NodeDevices>, kubelet: &KubeletState) -> IdsByGpu<'_> {
-        let is_not_enumerated = |(uuid, _): &(&GpuUuid, &DeviceIds)| !inventory.gpus.contains_key(*uuid);
-        let mut of_kubelet: IdsByGpu<'_> = self.gpus.iter().filter(is_not_enumerated).collect();
-        if of_kubelet.is_empty() {
-            return of_kubelet;
-        }
+    /// Decision 2.
+    fn only_of_kubelet(
+        &self,
+        inventory: &Inventory,
+        other_driver: &[BusLocation<'_>],
+        kubelet: &KubeletState,
+    ) -> BTreeMap<&GpuUuid, &DeviceIds> {
         let held: BTreeSet<&str> = held(kubelet).filter_map(|device| device.id.gpu()).collect();
-        let unheld = of_kubelet.keys().filter(|uuid| !held.contains(uuid.as_str())).count();
-        let on_bus = bus.into_iter().flat_map(|bus| &bus.on_bus);
-        let is_elsewhere =
-            |(address, gpu): &(&PciBusId, &BusGpu)| gpu.is_of_another_driver() && gpu_at(inventory, address).is_none();
-        if unheld <= on_bus.filter(is_elsewhere).count() {
-            of_kubelet.retain(|uuid, _| held.contains(uuid.as_str()));
+        let not_enumerated = self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid));
+        let (mut found, offered): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            not_enumerated.partition(|(uuid, _)| held.contains(uuid.as_str()));
+        if offered.len() > other_driver.iter().filter(|(address, _)| gpu_at(inventory, address).is_none()).count() {
+            found.extend(offered);
         }
-        of_kubelet
+        found
     }
 }
 
@@ -235,7 +250,7 @@ fn not_present(inventory: &Inventory, address: &PciBusId, numa_node: Option<u32>
 /// How many GPUs on the bus the driver should enumerate, as far as the driver and the bus show it.
 pub fn expected_on_bus(inventory: &Inventory, bus: &NodeDevices) -> usize {
     let on_bus = OnlyOnBus::find(inventory, Some(bus), &BTreeSet::new());
-    bus.expected.saturating_sub(on_bus.without_evidence.len())
+    bus.expected.saturating_sub(on_bus.unclear.len())
 }
 
 /// The GPU that the driver enumerates or has enumerated there. Of several it is the one that is present.
@@ -247,65 +262,49 @@ fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
 /// A PCI address, and what the kernel reports of it.
 type BusLocation<'a> = (&'a PciBusId, &'a BusGpu);
 
-/// The GPUs on the bus that the driver does not enumerate.
+/// The GPUs on the bus that the driver does not enumerate, by the cases of decision 1.
 #[derive(Default)]
 struct OnlyOnBus<'a> {
-    with_uuid: BTreeMap<GpuUuid, BusLocation<'a>>,
-    without_uuid: Vec<BusLocation<'a>>,
-    /// Without a UUID and a kernel driver.
-    without_evidence: Vec<BusLocation<'a>>,
-    /// At another kernel driver.
-    unserved: Vec<BusLocation<'a>>,
-    /// There are GPUs on the bus, and the driver enumerates each of them that it is known to serve.
+    other_driver: Vec<BusLocation<'a>>,
+    identified: BTreeMap<GpuUuid, BusLocation<'a>>,
+    expected: Vec<BusLocation<'a>>,
+    unclear: Vec<BusLocation<'a>>,
+    /// There are GPUs on the bus, and none is `identified` or `expected`.
     all_enumerated: bool,
 }
 
 impl<'a> OnlyOnBus<'a> {
-    /// `served`: where the NVIDIA driver had a GPU before.
+    /// Decision 1. `served`: where the NVIDIA driver had a GPU before.
     fn find(inventory: &Inventory, bus: Option<&'a NodeDevices>, served: &BTreeSet<PciBusId>) -> Self {
-        let enumerated: BTreeSet<&PciBusId> =
-            inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
+        let gpus_on_bus = || bus.into_iter().flat_map(|bus| &bus.on_bus);
+        let enumerated = gpus_on_bus().filter(|(address, _)| gpu_at(inventory, address).is_some());
+        let products: BTreeSet<_> = enumerated.filter_map(|(_, gpu)| gpu.pci_device_id.as_ref()).collect();
         let mut here = Self::default();
         let mut without_address = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
-        for (address, gpu) in bus.into_iter().flat_map(|bus| &bus.on_bus) {
-            if gpu.is_of_another_driver() && gpu_at(inventory, address).is_none_or(|known| !known.present) {
-                here.unserved.push((address, gpu));
-                continue;
-            }
-            if enumerated.contains(address) || gpu.excluded {
-                continue;
-            }
+        for (address, gpu) in gpus_on_bus() {
+            let known = gpu_at(inventory, address);
+            let is_of_kind = gpu.pci_device_id.as_ref().is_some_and(|product| products.contains(product));
+            // Where the driver has it, it was bound to NVIDIA's after this scan of the bus.
+            let has_other_driver = gpu.is_of_another_driver() && known.is_none_or(|known| !known.present);
             match &gpu.uuid {
+                _ if has_other_driver => here.other_driver.push((address, gpu)),
+                _ if known.is_some() || gpu.excluded => {}
                 Some(uuid) if inventory.gpus.contains_key(uuid) => without_address = without_address.saturating_sub(1),
-                Some(uuid) => drop(here.with_uuid.insert(uuid.clone(), (address, gpu))),
-                None if is_evident(gpu, address, served, &enumerated, bus) => here.without_uuid.push((address, gpu)),
-                None => here.without_evidence.push((address, gpu)),
+                Some(uuid) => drop(here.identified.insert(uuid.clone(), (address, gpu))),
+                None if gpu.is_of_nvidia() || served.contains(address) || is_of_kind => {
+                    here.expected.push((address, gpu));
+                }
+                None => here.unclear.push((address, gpu)),
             }
         }
         // They may be those that the driver enumerates without an address.
         if without_address > 0 {
-            here.without_uuid.clear();
-            here.without_evidence.clear();
+            here.expected.clear();
+            here.unclear.clear();
         }
-        let has_gpus = bus.is_some_and(|bus| !bus.on_bus.is_empty());
-        here.all_enumerated = has_gpus && here.with_uuid.is_empty() && here.without_uuid.is_empty();
+        here.all_enumerated = gpus_on_bus().next().is_some() && here.identified.is_empty() && here.expected.is_empty();
         here
     }
-}
-
-/// Whether the NVIDIA driver should serve a GPU that it does not enumerate: it has or had it, or it serves one of its kind.
-fn is_evident(
-    gpu: &BusGpu,
-    address: &PciBusId,
-    served: &BTreeSet<PciBusId>,
-    enumerated: &BTreeSet<&PciBusId>,
-    bus: Option<&NodeDevices>,
-) -> bool {
-    let of_kind = |other: &&PciBusId| {
-        let other = bus.and_then(|bus| bus.on_bus.get(*other));
-        gpu.pci_device_id.is_some() && other.is_some_and(|other| other.pci_device_id == gpu.pci_device_id)
-    };
-    gpu.is_of_nvidia() || served.contains(address) || enumerated.iter().any(of_kind)
 }
 
 /// If so, other IDs among them are not of replaced GPUs: the GPU that replaced one would not be named.

@@ -79,54 +79,33 @@ fn at(number: usize) -> Option<String> {
     Some(address(number).to_string())
 }
 
-#[test]
-fn a_gpu_that_only_the_bus_has_is_named_by_its_address() {
-    let state = complete(hardware(&[0], &[0, 1]), &KubeletState::default());
-    assert_eq!(missing(&state), [("PCI-0000:01:00.0".to_owned(), at(1))]);
-    let gpu = &state.inventory.gpus[&"PCI-0000:01:00.0".into()];
-    assert_eq!((gpu.present, gpu.index), (false, None));
-    assert!(gpu.uuid.is_of_address() && state.readings[&gpu.uuid].lost);
-}
+const LISTED: &str = "GPU-00000000-0000-0000-0000-000000000001";
+const OTHER: &str = "GPU-00000000-0000-0000-0000-000000000002";
+const RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
 
-#[test]
-fn one_that_both_have_is_one_device() {
-    for kubelet in [
-        allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)])),
-        checkpoint(ids("nvidia.com/gpu.shared", &[&format!("{}::0", uuid(1)), &format!("{}::3", uuid(1))])),
-        held("nvidia.com/gpu", &[&format!("{}-0", uuid(1))]),
-    ] {
-        let state = complete(hardware(&[0], &[0, 1]), &kubelet);
-        assert_eq!(missing(&state), [(uuid(1), at(1))], "{kubelet:?}");
+/// The driver lists a GPU at 17:00.0; vfio-pci has three others.
+fn beside_vfio() -> HardwareState {
+    let listed = Gpu { pci_bus_id: Some("0000:17:00.0".into()), ..Gpu::listed(LISTED.into(), 0) };
+    let others =
+        ["0000:ca:00.0", "0000:cb:00.0", "0000:e1:00.0"].map(|at| (at.into(), bus_gpu(Some("vfio-pci"), "2330")));
+    HardwareState {
+        inventory: Arc::new(Inventory {
+            generation: 1,
+            gpus: [(listed.uuid.clone(), listed)].into(),
+            ..Inventory::default()
+        }),
+        node_devices: Some(NodeDevices { expected: 1, on_bus: others.into() }),
+        ..HardwareState::default()
     }
 }
 
-#[test]
-fn one_that_is_off_the_bus_and_at_the_kubelet_is_a_device() {
-    let state = complete(hardware(&[0], &[0]), &held("nvidia.com/gpu", &[&uuid(1)]));
-    assert_eq!(missing(&state), [(uuid(1), None)]);
-    let known = &state.inventory.missing[&uuid(1).as_str().into()];
-    assert_eq!(known.kubelet_ids, ids("nvidia.com/gpu", &[&uuid(1)]));
-    assert!(known.detail.contains("the kubelet has it as nvidia.com/gpu"), "{}", known.detail);
-}
+// Decision 1: what a GPU on the bus is.
 
 #[test]
-fn no_address_is_guessed_where_several_fit() {
-    let kubelet = held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]);
-    let state = complete(hardware(&[0], &[0, 1, 2]), &kubelet);
-    assert_eq!(missing(&state), [(uuid(1), None), (uuid(2), None)]);
-    let detail = &state.inventory.missing[&uuid(1).as_str().into()].detail;
-    assert!(detail.contains("0000:01:00.0, 0000:02:00.0"), "{detail}");
-}
-
-#[test]
-fn the_kernel_driver_identifies_missing_gpus() {
-    let mut state = hardware(&[0], &[0, 1, 2]);
-    let bus = state.node_devices.as_mut().unwrap();
-    bus.on_bus.get_mut(&address(2)).unwrap().uuid = Some(GpuUuid::new(uuid(2)));
-    let found = complete(state.clone(), &held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]));
-    assert_eq!(missing(&found), [(uuid(1), at(1)), (uuid(2), at(2))]);
-    let found = complete(state, &KubeletState::default());
-    assert_eq!(missing(&found), [(uuid(2), at(2)), ("PCI-0000:01:00.0".to_owned(), at(1))]);
+fn gpus_at_another_kernel_driver_are_shown_without_the_nvidia_driver() {
+    let state = HardwareState { inventory: Arc::default(), ..beside_vfio() };
+    let inventory = complete(state, &KubeletState::default()).inventory.clone();
+    assert_eq!((inventory.unserved.len(), inventory.missing.len()), (3, 0));
 }
 
 #[test]
@@ -153,25 +132,41 @@ fn excluded_gpus_and_other_vendors_ids_are_none() {
 }
 
 #[test]
+fn the_kernel_driver_identifies_missing_gpus() {
+    let mut state = hardware(&[0], &[0, 1, 2]);
+    let bus = state.node_devices.as_mut().unwrap();
+    bus.on_bus.get_mut(&address(2)).unwrap().uuid = Some(GpuUuid::new(uuid(2)));
+    let found = complete(state.clone(), &held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]));
+    assert_eq!(missing(&found), [(uuid(1), at(1)), (uuid(2), at(2))]);
+    let found = complete(state, &KubeletState::default());
+    assert_eq!(missing(&found), [(uuid(2), at(2)), ("PCI-0000:01:00.0".to_owned(), at(1))]);
+}
+
+#[test]
 fn a_card_that_the_driver_does_not_serve_is_missing_only_with_evidence() {
     let old = || bus_gpu(None, "1288");
     let none = KubeletState::default();
     let named = |id: &str| ids("nvidia.com/gpu", &[&uuid(0), id]);
     let settled = |devices| KubeletState { settled: true, ..allocatable(devices) };
     for (card, kubelet, is_missing, case) in [
-        (bus_gpu(Some("nouveau"), "2330"), none.clone(), false, "another driver's"),
-        (old(), none.clone(), false, "no evidence"),
-        (BusGpu::default(), none.clone(), false, "an unreadable device ID equals no other"),
-        (old(), settled(ids("nvidia.com/gpu", &[&uuid(0)])), false, "the kubelet has the other one"),
-        (old(), checkpoint(ids("nvidia.com/gpu", &[&uuid(1)])), false, "one that GPU 0 replaced"),
-        (bus_gpu(Some("nouveau"), "1288"), allocatable(named(&uuid(1))), false, "rebound after it was offered"),
-        (bus_gpu(Some("nvidia"), "1288"), none.clone(), true, "bound"),
-        (bus_gpu(None, "2330"), none.clone(), true, "the model of GPU 0"),
-        (BusGpu { uuid: Some(uuid(1).as_str().into()), ..old() }, none, true, "the kernel driver has its UUID"),
-        (old(), held("nvidia.com/gpu", &[&uuid(1)]), true, "held"),
-        (old(), allocatable(named(&uuid(1))), true, "offered"),
-        (old(), checkpoint(named(&uuid(1))), true, "offered before the kubelet's start"),
-        (old(), held("nvidia.com/mig-1g.10gb", &[&mig(7)]), true, "a MIG device of it"),
+        (bus_gpu(Some("nouveau"), "2330"), none.clone(), false, "other_driver: nouveau"),
+        (old(), none.clone(), false, "unclear: an old card"),
+        (BusGpu::default(), none.clone(), false, "unclear: an unreadable product equals no other"),
+        (old(), settled(ids("nvidia.com/gpu", &[&uuid(0)])), false, "unclear: the kubelet has the other one"),
+        (old(), checkpoint(ids("nvidia.com/gpu", &[&uuid(1)])), false, "unclear: GPU 0 replaced it"),
+        (
+            bus_gpu(Some("nouveau"), "1288"),
+            allocatable(named(&uuid(1))),
+            false,
+            "other_driver: rebound after it was offered",
+        ),
+        (bus_gpu(Some("nvidia"), "1288"), none.clone(), true, "expected: bound"),
+        (bus_gpu(None, "2330"), none.clone(), true, "expected: the model of GPU 0"),
+        (BusGpu { uuid: Some(uuid(1).as_str().into()), ..old() }, none, true, "identified"),
+        (old(), held("nvidia.com/gpu", &[&uuid(1)]), true, "unclear: held"),
+        (old(), allocatable(named(&uuid(1))), true, "unclear: offered"),
+        (old(), checkpoint(named(&uuid(1))), true, "unclear: offered before the kubelet's start"),
+        (old(), held("nvidia.com/mig-1g.10gb", &[&mig(7)]), true, "unclear: a MIG device of it"),
     ] {
         let state = complete(beside(card), &kubelet);
         let inventory = &state.inventory;
@@ -215,20 +210,23 @@ fn a_card_that_the_driver_had_is_missing_until_another_driver_has_it() {
 }
 
 #[test]
-fn an_old_card_beside_a_lost_gpu_takes_no_uuid() {
-    let mut state = hardware(&[0], &[0, 1]);
-    state.node_devices.as_mut().unwrap().on_bus.insert(address(2), bus_gpu(None, "1288"));
-    let one = complete(state.clone(), &held("nvidia.com/gpu", &[&uuid(1)]));
-    assert_eq!((missing(&one), one.inventory.unserved.len()), (vec![(uuid(1), at(1))], 1));
-    let two = complete(state, &held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]));
-    assert_eq!((missing(&two), two.inventory.unserved.len()), (vec![(uuid(1), None), (uuid(2), None)], 0));
-}
-
-#[test]
 fn without_a_driver_nothing_is_missing_from_its_list() {
     let mut state = hardware(&[], &[0, 1]);
     Arc::make_mut(&mut state.inventory).generation = 0;
     assert_eq!(missing(&complete(state, &held("nvidia.com/gpu", &[&uuid(1)]))), []);
+}
+
+// Decision 2: the UUIDs that only the kubelet has.
+
+#[test]
+fn an_offered_uuid_may_be_of_a_gpu_at_another_kernel_driver() {
+    let offering = |uuids: &[&str]| allocatable(ids("nvidia.com/gpu", uuids));
+    let missing = |kubelet: &KubeletState| complete(beside_vfio(), kubelet).inventory.missing.len();
+    assert_eq!(missing(&offering(&[LISTED, OTHER])), 0);
+    let five: Vec<String> = (2..=5).map(|number| format!("{}{number}", &OTHER[..OTHER.len() - 1])).collect();
+    assert_eq!(missing(&offering(&five.iter().map(String::as_str).collect::<Vec<_>>())), 4, "one of four is missing");
+    let held = Arc::new(holding(&[("nvidia.com/gpu", OTHER)]));
+    assert_eq!(missing(&KubeletState { allocations: Some(held), ..offering(&[OTHER]) }), 1);
 }
 
 #[test]
@@ -267,6 +265,57 @@ fn a_replaced_gpu_that_only_the_checkpoint_names_is_not_missing() {
     assert_eq!(complete(&[0, 1], &of_kubelet(&[])), []);
 }
 
+// Decision 3: which UUID is at which address.
+
+#[test]
+fn one_that_both_have_is_one_device() {
+    for kubelet in [
+        allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)])),
+        checkpoint(ids("nvidia.com/gpu.shared", &[&format!("{}::0", uuid(1)), &format!("{}::3", uuid(1))])),
+        held("nvidia.com/gpu", &[&format!("{}-0", uuid(1))]),
+    ] {
+        let state = complete(hardware(&[0], &[0, 1]), &kubelet);
+        assert_eq!(missing(&state), [(uuid(1), at(1))], "{kubelet:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_only_the_bus_has_is_named_by_its_address() {
+    let state = complete(hardware(&[0], &[0, 1]), &KubeletState::default());
+    assert_eq!(missing(&state), [("PCI-0000:01:00.0".to_owned(), at(1))]);
+    let gpu = &state.inventory.gpus[&"PCI-0000:01:00.0".into()];
+    assert_eq!((gpu.present, gpu.index), (false, None));
+    assert!(gpu.uuid.is_of_address() && state.readings[&gpu.uuid].lost);
+}
+
+#[test]
+fn one_that_is_off_the_bus_and_at_the_kubelet_is_a_device() {
+    let state = complete(hardware(&[0], &[0]), &held("nvidia.com/gpu", &[&uuid(1)]));
+    assert_eq!(missing(&state), [(uuid(1), None)]);
+    let known = &state.inventory.missing[&uuid(1).as_str().into()];
+    assert_eq!(known.kubelet_ids, ids("nvidia.com/gpu", &[&uuid(1)]));
+    assert!(known.detail.contains("the kubelet has it as nvidia.com/gpu"), "{}", known.detail);
+}
+
+#[test]
+fn no_address_is_guessed_where_several_fit() {
+    let kubelet = held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]);
+    let state = complete(hardware(&[0], &[0, 1, 2]), &kubelet);
+    assert_eq!(missing(&state), [(uuid(1), None), (uuid(2), None)]);
+    let detail = &state.inventory.missing[&uuid(1).as_str().into()].detail;
+    assert!(detail.contains("0000:01:00.0, 0000:02:00.0"), "{detail}");
+}
+
+#[test]
+fn an_old_card_beside_a_lost_gpu_takes_no_uuid() {
+    let mut state = hardware(&[0], &[0, 1]);
+    state.node_devices.as_mut().unwrap().on_bus.insert(address(2), bus_gpu(None, "1288"));
+    let one = complete(state.clone(), &held("nvidia.com/gpu", &[&uuid(1)]));
+    assert_eq!((missing(&one), one.inventory.unserved.len()), (vec![(uuid(1), at(1))], 1));
+    let two = complete(state, &held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]));
+    assert_eq!((missing(&two), two.inventory.unserved.len()), (vec![(uuid(1), None), (uuid(2), None)], 0));
+}
+
 #[test]
 fn a_mig_device_is_on_the_only_gpu_that_is_missing() {
     let kubelet = held("nvidia.com/mig-1g.10gb", &[&mig(7)]);
@@ -293,6 +342,8 @@ fn a_mig_device_of_a_gpu_that_was_replaced_is_on_no_other() {
     assert_eq!(state.inventory.missing_parent(&mig(7)), None);
 }
 
+// The results.
+
 #[test]
 fn the_time_without_readings_stays_uncovered() {
     let mut memory = MissingGpus::default();
@@ -314,44 +365,6 @@ fn the_time_without_readings_stays_uncovered() {
     assert_eq!(uncovered(back(0, 0.0), 15), 5.0, "listed, and has not answered");
     assert_eq!(uncovered(back(16, 0.0), 16), 6.0);
     assert_eq!(uncovered(back(30, 1.5), 30), 7.5);
-}
-
-const LISTED: &str = "GPU-00000000-0000-0000-0000-000000000001";
-const OTHER: &str = "GPU-00000000-0000-0000-0000-000000000002";
-const RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
-
-/// The driver lists a GPU at 17:00.0; vfio-pci has three others.
-fn beside_vfio() -> HardwareState {
-    let listed = Gpu { pci_bus_id: Some("0000:17:00.0".into()), ..Gpu::listed(LISTED.into(), 0) };
-    let others =
-        ["0000:ca:00.0", "0000:cb:00.0", "0000:e1:00.0"].map(|at| (at.into(), bus_gpu(Some("vfio-pci"), "2330")));
-    HardwareState {
-        inventory: Arc::new(Inventory {
-            generation: 1,
-            gpus: [(listed.uuid.clone(), listed)].into(),
-            ..Inventory::default()
-        }),
-        node_devices: Some(NodeDevices { expected: 1, on_bus: others.into() }),
-        ..HardwareState::default()
-    }
-}
-
-#[test]
-fn gpus_at_another_kernel_driver_are_shown_without_the_nvidia_driver() {
-    let state = HardwareState { inventory: Arc::default(), ..beside_vfio() };
-    let inventory = complete(state, &KubeletState::default()).inventory.clone();
-    assert_eq!((inventory.unserved.len(), inventory.missing.len()), (3, 0));
-}
-
-#[test]
-fn an_offered_uuid_may_be_of_a_gpu_at_another_kernel_driver() {
-    let offering = |uuids: &[&str]| allocatable(ids("nvidia.com/gpu", uuids));
-    let missing = |kubelet: &KubeletState| complete(beside_vfio(), kubelet).inventory.missing.len();
-    assert_eq!(missing(&offering(&[LISTED, OTHER])), 0);
-    let five: Vec<String> = (2..=5).map(|number| format!("{}{number}", &OTHER[..OTHER.len() - 1])).collect();
-    assert_eq!(missing(&offering(&five.iter().map(String::as_str).collect::<Vec<_>>())), 4, "one of four is missing");
-    let held = Arc::new(holding(&[("nvidia.com/gpu", OTHER)]));
-    assert_eq!(missing(&KubeletState { allocations: Some(held), ..offering(&[OTHER]) }), 1);
 }
 
 #[test]
