@@ -31,3 +31,16 @@ each term of ours is therefore combined with each of the user's. */}}
 {{- end -}}
 {{- with $affinity -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}
+
+{{/* The label by which NVIDIA's GPU operator removes pods from a node. Of those that its driver manager and its MIG manager change,
+the default is the one of a pod that podmeter never replaces: nobody sets it to false on a node to run podmeter there instead. */}}
+{{- define "podmeter.operatorLabel" -}}
+{{- default (ternary "nvidia.com/gpu.deploy.gpu-feature-discovery" "" (eq .Values.driver.profile "gpu-operator")) .Values.driver.operatorLabel -}}
+{{- end -}}
+
+{{/* The value nodeSelector, with the operator's label. */}}
+{{- define "podmeter.nodeSelector" -}}
+{{- $selector := deepCopy .Values.nodeSelector -}}
+{{- with include "podmeter.operatorLabel" . -}}{{- $_ := set $selector . "true" -}}{{- end -}}
+{{- with $selector -}}{{- toYaml . -}}{{- end -}}
+{{- end -}}
