@@ -1,9 +1,10 @@
-//! User input: YAML files, names, sizes and switches.
+//! User input: YAML files, names, patterns, sizes and switches.
 //!
 //! Inputs: a text. Outputs: its value, or what is wrong, with its line, and for a misspelt name the similar one. Does
 //! not use: files, what a key is for.
 
 mod duration;
+mod pattern;
 mod size;
 mod switch;
 
@@ -13,6 +14,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_saphyr::{Error, Localizer, Location, MessageFormatter, UserMessageFormatter};
 
 pub use duration::Duration;
+pub use pattern::{Pattern, has_wildcards};
 pub use size::Size;
 pub use switch::SwitchOr;
 

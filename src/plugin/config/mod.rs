@@ -13,7 +13,6 @@ mod nvidia;
 mod nvidia_file;
 mod nvidia_keys;
 mod path;
-mod pattern;
 mod profile;
 mod profile_config;
 #[cfg(test)]
@@ -30,7 +29,6 @@ pub use nvidia_keys::Environment;
 pub use path::PathConfig;
 #[cfg(test)]
 pub use path::{GroupedNode, NodeGroup};
-pub use pattern::{Pattern, has_wildcards};
 pub use profile::{NodeGpus, NodeView, PluginPlan, ProfileCandidates};
 pub use profile_config::ProfileConfig;
 pub use values::{DeviceReference, OnConflict, resource_name};

@@ -9,13 +9,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::check::{MOST_SLOTS, PluginConfigError, check_absolute, check_range, refuse};
-use super::pattern::Pattern;
 #[cfg(test)]
 use super::values::schema;
 use super::values::{DeviceReference, OnConflict, a_resource_name, by_resource_name, one_or_several};
 use crate::domain::model::ResourceName;
 use crate::domain::preference::SlotPolicy;
-use crate::input::Size;
+use crate::input::{Pattern, Size};
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

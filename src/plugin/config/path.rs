@@ -5,11 +5,11 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::check::{LONGEST_UNSHARED_ID, MOST_SLOTS, PluginConfigError, check_absolute, check_range, refuse};
-use super::pattern::{Pattern, has_wildcards};
 #[cfg(test)]
 use super::values::schema;
 use super::values::{OnConflict, a_resource_name, one_or_several};
 use crate::domain::model::ResourceName;
+use crate::input::{Pattern, has_wildcards};
 
 /// Device nodes of the host, usually in `/dev`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

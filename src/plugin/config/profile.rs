@@ -12,11 +12,11 @@ use serde::Deserialize;
 
 use self::ProfileCandidate::{Common, Profile};
 use super::entries::EntryConfig;
-use super::pattern::Pattern;
 use super::values::one_or_several;
 #[cfg(test)]
 use super::values::schema;
 use crate::domain::model::{AppliedProfile, HardwareSource, HardwareState, Inventory};
+use crate::input::Pattern;
 use crate::words::counted;
 
 /// What to offer, on every node that has this configuration; validated.

@@ -9,7 +9,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::domain::model::DeviceId;
-use crate::plugin::config::{LONGEST_UNSHARED_ID, PathConfig, Pattern, has_wildcards};
+use crate::input::{Pattern, has_wildcards};
+use crate::plugin::config::{LONGEST_UNSHARED_ID, PathConfig};
 use crate::plugin::hash::stable_hash;
 use crate::plugin::offer::PathDevice;
 use crate::wire::v1beta1::DeviceSpec;
