@@ -33,8 +33,9 @@ fn the_charts_copies_of_rules_and_dashboards_are_current_files() {
     let dashboards = dashboards.filter(|file| file.extension().is_some_and(|extension| extension == "json"));
     let originals =
         dashboards.map(|file| (file.clone(), format!("dashboards/{}", file.file_name().unwrap().display())));
-    let rules = root.join("deploy/rules/podmeter.rules.yaml");
-    for (original, copy) in originals.chain([(rules, "podmeter.rules.yaml".to_owned())]) {
+    let rules =
+        ["podmeter.rules.yaml", "cost.rules.yaml"].map(|name| (root.join("deploy/rules").join(name), name.to_owned()));
+    for (original, copy) in originals.chain(rules) {
         let copy = root.join("deploy/helm/podmeter/files").join(copy);
         assert!(fs::symlink_metadata(&copy).is_ok_and(|file| file.is_file()), "{}: no file", copy.display());
         assert!(fs::read(&original).unwrap() == fs::read(&copy).unwrap(), "{}: run deploy/sync", copy.display());

@@ -10,6 +10,8 @@ use serde::Deserialize;
 use crate::support::dashboards::catalogue;
 
 const RULES: &str = "deploy/rules/podmeter.rules.yaml";
+/// With prices to edit.
+const COST: &str = "deploy/rules/cost.rules.yaml";
 /// For machines: no runbook.
 const REPAIR: &str = "deploy/rules/repair.rules.yaml";
 
@@ -95,7 +97,7 @@ fn groups_of(file: &str) -> Vec<Group> {
 }
 
 fn all_rules() -> Vec<Rule> {
-    [RULES, REPAIR].into_iter().flat_map(groups_of).flat_map(|group| group.rules).collect()
+    [RULES, COST, REPAIR].into_iter().flat_map(groups_of).flat_map(|group| group.rules).collect()
 }
 
 fn rules() -> Vec<Rule> {

@@ -29,13 +29,14 @@ scrape_configs:
 
 /// With the rules copied into `directory`: the group with its own interval of minutes is evaluated at the server's.
 fn configuration(address: &str, directory: &Path) -> String {
-    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rules/podmeter.rules.yaml");
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rules");
+    let cost = rules.join("cost.rules.yaml");
     let own_pace = "    interval: 3m\n";
-    let text = std::fs::read_to_string(rules).unwrap();
+    let text = std::fs::read_to_string(rules.join("podmeter.rules.yaml")).unwrap();
     assert!(text.contains(own_pace), "a group has another pace: say so here");
     let rules = directory.join("podmeter.rules.yaml");
     std::fs::write(&rules, text.replace(own_pace, "")).unwrap();
-    CONFIGURATION.replace("ADDRESS", address).replace("RULES", rules.to_str().unwrap())
+    CONFIGURATION.replace("ADDRESS", address).replace("RULES", &format!("{}, {}", rules.display(), cost.display()))
 }
 
 /// namespace → (allocated, busy) GPU-seconds.
@@ -126,4 +127,17 @@ fn rules_are_well_and_quiet(prometheus: &Prometheus, namespaces: usize) {
         let rows = prometheus.query(&format!("namespace:podmeter_container_{record}"));
         assert!(rows.len() >= namespaces, "{record}: {rows:?}");
     }
+    costs_add_up(prometheus, namespaces);
+}
+
+/// The prices are those of the example, which has a price for the demo's GPUs.
+fn costs_add_up(prometheus: &Prometheus, namespaces: usize) {
+    let sum = |record: &str| prometheus.scalar(&format!("sum({record}:increase1h)")).unwrap();
+    assert!(prometheus.query("namespace:podmeter_container_cost:increase1h").len() >= namespaces);
+    assert_eq!(prometheus.query("cluster_model:podmeter_gpu_unpriced:count"), vec![]);
+    let cost = sum("namespace:podmeter_container_cost");
+    let parts =
+        ["used_cost", "idle_cost", "uncovered_cost"].map(|part| sum(&format!("namespace:podmeter_container_{part}")));
+    assert!(cost > 0.0 && (parts.iter().sum::<f64>() / cost - 1.0).abs() < 0.01, "{parts:?} of {cost}");
+    assert!(sum("gpu_uuid:podmeter_device_unallocated_cost") >= 0.0);
 }
