@@ -123,6 +123,7 @@ async function picture(name, prometheus, to) {
   const [from, step] = [to - seconds, Math.max(SCRAPE_SECONDS, Math.ceil(seconds / 240 / SCRAPE_SECONDS) * SCRAPE_SECONDS)];
   const gpus = await vector(prometheus, GPU, to);
   const variables = dashboard.templating.list.slice(1).map((variable) => {
+    if (variable.type === 'textbox') return { name: variable.name, label: variable.label, value: variable.query };
     const one = variable.name === 'gpu' ? gpus[0].metric.gpu_uuid : NODE;
     return { name: variable.name, label: variable.label, all: variable.allValue, value: variable.includeAll ? 'All' : one };
   });

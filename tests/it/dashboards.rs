@@ -73,12 +73,17 @@ fn every_variable_is_used_and_asks_the_data_source_that_is_selected() {
         check(is_source && source["label"] == "Data source", "template-datasource-rule");
         let job = others.iter().find(|variable| variable["name"] == "job").unwrap();
         check(job["multi"] == true && job["allValue"] == ".+" && job["label"] == "Job", "template-job-rule");
+        let everything = dashboard.to_string().replace("\\\"", "\"");
         for variable in others {
+            let name = text(variable, "name");
+            if variable["type"] == "textbox" {
+                check(everything.contains(&format!("${name} * ")), &format!("variable {name} is used"));
+                check(variable["query"] == variable["current"]["value"], "the default is what it begins with");
+                continue;
+            }
             check(variable["type"] == "query" && variable["refresh"] == 2, "template-on-time-change-reload-rule");
             check(variable["datasource"]["uid"] == "${datasource}", "variables ask the templated data source");
-            let name = text(variable, "name");
-            let (used, everything) = (format!("\"${name}\""), dashboard.to_string().replace("\\\"", "\""));
-            check(everything.contains(&used), &format!("variable {name} is used"));
+            check(everything.contains(&format!("\"${name}\"")), &format!("variable {name} is used"));
             // Not every scrape configuration sets these labels: "all" takes series without them, too, and so does the
             // empty value, which a variable without "all" then has.
             if ["cluster", "node"].contains(&name) {

@@ -84,7 +84,7 @@ fn elsewhere(place: &str) -> Option<&'static Elsewhere> {
 pub fn substituted(expression: &str, job: &str, gpu: &str) -> String {
     let interval = [("$__rate_interval_ms", "10000"), ("$__rate_interval", "10s"), ("$__range", "20s")];
     let values = interval.into_iter().chain([("$job", job), ("$gpu", gpu)]);
-    let all = [("$cluster", ".*"), ("$node", ".*"), ("$namespace", ".+"), ("$pod", ".+")];
+    let all = [("$cluster", ".*"), ("$node", ".*"), ("$namespace", ".+"), ("$pod", ".+"), ("$price", "2.8")];
     values.chain(all).fold(expression.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
