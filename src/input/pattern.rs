@@ -1,5 +1,7 @@
 //! Patterns with `*`, `?` and `[…]`, for the names of models, profiles, nodes and files.
 
+use std::fmt;
+
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::{Serialize, Serializer};
 
@@ -17,6 +19,12 @@ impl Pattern {
 
     pub fn matches(&self, text: &str) -> bool {
         self.0.matches(text)
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.0.as_str())
     }
 }
 

@@ -8,6 +8,7 @@
 mod allocation_record;
 mod allocation_tracker;
 mod directory;
+mod prices;
 mod query;
 mod recording;
 pub mod report;
@@ -17,6 +18,7 @@ mod writer;
 
 pub use allocation_record::{AllocationRecord, Ending, HealthEvent, JournalDevice, Xid};
 pub use allocation_tracker::{AllocationTracker, PROGRESS};
+pub use prices::{Price, PricedHolding, Prices};
 pub use query::{AllocationsResponse, QueryError, current, parse_time, read_directory};
 pub use store::{Bounds, FILE, Query, Store, StoreError};
 pub use usage::{By, Usage, UsageRow, UsageTotals};

@@ -6,8 +6,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::allocation_record::{AllocationRecord, Ending};
+use super::prices::Prices;
 use super::usage::{By, Usage, UsageRow, UsageTotals};
-use crate::domain::model::HoldingCounters;
+use crate::domain::model::{Cost, HoldingCounters};
 use crate::terminal::{aligned, harmless};
 
 const HOUR: f64 = 3600.0;
@@ -26,13 +27,14 @@ pub fn usage_table(usage: &Usage, by: By) -> String {
     };
     let titles =
         names.iter().chain(&["HOLDINGS"]).chain(&TITLES).chain(&["HELD %", "BUSY %", "KWH", "XIDS", "UNHEALTHY"]);
-    table.push(titles.map(|&title| title.to_owned()).collect());
+    table.push(titles.map(|&title| title.to_owned()).chain(cost_titles(&usage.prices)).collect());
+    let cells = |totals: &UsageTotals| shown(totals).into_iter().chain(shown_cost(&totals.cost, &usage.prices));
     for row in &usage.rows {
-        table.push(row_names(row, by).into_iter().chain(shown(&row.totals)).collect());
+        table.push(row_names(row, by).into_iter().chain(cells(&row.totals)).collect());
     }
     let mut total = vec!["total".to_owned()];
     total.resize(names.len(), String::new());
-    total.extend(shown(&usage.total));
+    total.extend(cells(&usage.total));
     table.push(total);
     let mut window = format!("{} to {}", time(usage.since), time(usage.until));
     if let Some(first) = usage.first_began.filter(|first| *first > usage.since) {
@@ -48,11 +50,33 @@ pub fn usage_csv(usage: &Usage, by: By) -> String {
         By::Pod => "namespace,pod",
         By::Device => "gpu_uuid,mig_uuid,model",
     };
-    csv(&format!("{names},holdings,{COUNTERS},utilization_ratio,xids,unhealthy"), usage.rows.iter().map(json))
+    let columns = format!("{names},holdings,{COUNTERS},utilization_ratio,xids,unhealthy");
+    csv(&(columns + cost_columns(&usage.prices)), usage.rows.iter().map(|row| with_currency(json(row), &usage.prices)))
 }
 
 const COUNTERS: &str =
     "held_seconds,allocated_seconds,busy_seconds,borrowed_seconds,idle_seconds,uncovered_seconds,energy_joules";
+
+fn cost_columns(prices: &Prices) -> &'static str {
+    if prices.is_empty() { "" } else { ",cost,used_cost,idle_cost,uncovered_cost,currency" }
+}
+
+fn with_currency(mut row: Value, prices: &Prices) -> Value {
+    row["currency"] = prices.currency.clone().into();
+    row
+}
+
+/// The titles of the columns of `shown_cost`, with the currency.
+fn cost_titles(prices: &Prices) -> Vec<String> {
+    let currency = prices.currency.as_ref().map_or(String::new(), |currency| format!(" {}", harmless(currency)));
+    let titles = ["COST", "USED COST", "IDLE COST", "UNKNOWN COST"].iter().filter(|_| !prices.is_empty());
+    titles.map(|title| format!("{title}{currency}")).collect()
+}
+
+fn shown_cost(cost: &Cost, prices: &Prices) -> Vec<String> {
+    let costs = [cost.cost, cost.used_cost, cost.idle_cost, cost.uncovered_cost];
+    costs.into_iter().filter(|_| !prices.is_empty()).map(|cost| number(cost, 1.0)).collect()
+}
 
 fn csv(columns: &str, rows: impl Iterator<Item = Value>) -> String {
     let mut text = format!("{columns}\n");
@@ -73,10 +97,10 @@ fn json(row: &impl Serialize) -> Value {
 }
 
 /// The holdings as a table, with their hardware and events.
-pub fn holdings_table(records: &[AllocationRecord]) -> String {
+pub fn holdings_table(records: &[AllocationRecord], prices: &Prices) -> String {
     let heads = ["POD", "CONTAINER", "DEVICE", "MODEL", "PROFILE", "DRIVER", "FROM", "TO"];
     let titles = heads.iter().chain(&TITLES).chain(&["KWH", "EVENTS"]);
-    let mut table: Vec<Vec<String>> = vec![titles.map(|&title| title.to_owned()).collect()];
+    let mut table: Vec<Vec<String>> = vec![titles.map(|&title| title.to_owned()).chain(cost_titles(prices)).collect()];
     for record in records {
         let device = &record.device;
         let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().unwrap_or("-").to_owned();
@@ -97,21 +121,22 @@ pub fn holdings_table(records: &[AllocationRecord]) -> String {
         ];
         row.extend(shown_counters(&record.counters));
         row.extend([number(record.counters.energy_joules, KILOWATT_HOUR), events(record)]);
+        row.extend(shown_cost(&prices.priced(record).cost, prices));
         table.push(row);
     }
     aligned(&table, 8)
 }
 
-pub fn holdings_csv(records: &[AllocationRecord]) -> String {
+pub fn holdings_csv(records: &[AllocationRecord], prices: &Prices) -> String {
     const COLUMNS: &str = "namespace,pod,container,pod_uid,gpu_uuid,mig_uuid,mig_profile,model,driver_version,resource,\
                            began,seen,ended,ending,unseen_seconds";
     let row = |record: &AllocationRecord| {
-        let mut row = json(record);
+        let mut row = with_currency(json(&prices.priced(record)), prices);
         row["unseen_seconds"] = record.unseen_seconds.into();
         row["events"] = events(record).into();
         row
     };
-    csv(&format!("{COLUMNS},{COUNTERS},events"), records.iter().map(row))
+    csv(&format!("{COLUMNS},{COUNTERS},events{}", cost_columns(prices)), records.iter().map(row))
 }
 
 fn events(record: &AllocationRecord) -> String {
@@ -191,7 +216,9 @@ mod tests {
         record.counters.held_seconds = Some(100.0);
         (record.counters.allocated_seconds, record.counters.busy_seconds) = (Some(25.0), Some(20.0));
         record.counters.idle_seconds = Some(5.0);
-        let table = |since| usage_table(&Usage::sum([&record], By::Namespace, since, 1000.0), By::Namespace);
+        let table = |since| {
+            usage_table(&Usage::sum([&record], By::Namespace, (since, 1000.0), &Prices::default()), By::Namespace)
+        };
         let young = table(0.0);
         assert!(young.contains("; the first recorded holding began at 1970-01-01T00:01:40Z\n"), "{young}");
         assert!(young.contains(" 25.0 ") && young.contains(" 20.0 "), "a quarter is held: {young}");
@@ -207,7 +234,7 @@ mod tests {
     #[test]
     fn names_are_escaped_for_terminals() {
         let record = AllocationRecord { pod: "a\u{1b}[2J\nb,c".into(), ..AllocationRecord::default() };
-        let text = holdings_csv(&[record]);
+        let text = holdings_csv(&[record], &Prices::default());
         assert!(text.contains("\"a\u{fffd}[2J\u{fffd}b,c\"") && text.lines().count() == 2, "{text}");
     }
 }

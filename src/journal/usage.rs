@@ -1,14 +1,15 @@
 //! Sums of holdings over a window.
 //!
-//! In: records, a grouping, the bounds of the window. Out: a row for each name, and the total. Pure.
+//! In: records, a grouping, the bounds of the window, prices. Out: a row for each name, and the total. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::allocation_record::AllocationRecord;
-use crate::domain::model::HoldingCounters;
+use super::prices::Prices;
+use crate::domain::model::{Cost, HoldingCounters};
 
 /// How rows are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +20,20 @@ pub enum By {
 }
 
 /// Sums over holdings. A value that is unknown for all of them is absent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct UsageTotals {
     pub holdings: u64,
     #[serde(flatten)]
     pub counters: HoldingCounters,
+    /// Absent while a holding has no price.
+    #[serde(flatten)]
+    pub cost: Cost,
+    /// The models without a price.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub unpriced: BTreeSet<Arc<str>>,
+    /// The counters times the price of each holding.
+    #[serde(skip)]
+    priced: HoldingCounters,
     /// The utilization of the GPU, whatever part of it is held: `HoldingCounters::busy_ratio`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_ratio: Option<f64>,
@@ -51,6 +61,8 @@ pub struct Usage {
     /// When the first of the holdings began.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_began: Option<f64>,
+    #[serde(flatten)]
+    pub prices: Prices,
     pub rows: Vec<UsageRow>,
     pub total: UsageTotals,
 }
@@ -58,7 +70,12 @@ pub struct Usage {
 impl Usage {
     /// Sums the holdings in the window. One that crosses a bound counts in proportion to its time inside; its counters
     /// have no finer resolution.
-    pub fn sum<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
+    pub fn sum<'a>(
+        records: impl IntoIterator<Item = &'a AllocationRecord>,
+        by: By,
+        (since, until): (f64, f64),
+        prices: &Prices,
+    ) -> Self {
         let mut rows: BTreeMap<Vec<Arc<str>>, UsageRow> = BTreeMap::new();
         let (mut total, mut first_began) = (UsageTotals::default(), None);
         for record in records {
@@ -70,16 +87,21 @@ impl Usage {
             }
             let names = by.names(record);
             let row = rows.entry(key(&names)).or_insert_with(|| UsageRow { names, totals: UsageTotals::default() });
-            row.totals.add(record, part, (since, until));
-            total.add(record, part, (since, until));
+            for totals in [&mut row.totals, &mut total] {
+                totals.add(record, part, (since, until));
+                totals.price(record, part, prices);
+            }
             first_began = Some(first_began.map_or(record.began, |first: f64| first.min(record.began)));
         }
         let mut rows: Vec<UsageRow> = rows.into_values().collect();
         for totals in rows.iter_mut().map(|row| &mut row.totals).chain([&mut total]) {
             totals.utilization_ratio = totals.counters.busy_ratio();
+            if !prices.is_empty() && totals.unpriced.is_empty() {
+                totals.cost = totals.priced.cost(1.0);
+            }
             totals.xids = (by != By::Device).then_some(totals.xids.unwrap_or(0));
         }
-        Self { since, until, first_began, rows, total }
+        Self { since, until, first_began, prices: prices.clone(), rows, total }
     }
 }
 
@@ -112,6 +134,13 @@ impl UsageTotals {
         self.xids = Some(record.xids.iter().fold(self.xids.unwrap_or(0), |sum, xid| sum.saturating_add(xid.count)));
         let within = |at: f64| (since..=until).contains(&at);
         self.unhealthy += record.health.iter().filter(|event| !event.healthy && within(event.at)).count() as u64;
+    }
+
+    fn price(&mut self, record: &AllocationRecord, part: f64, prices: &Prices) {
+        self.unpriced.extend(prices.unpriced([record]));
+        if let Some(price) = prices.of(&record.device) {
+            self.priced = self.priced.plus(record.counters.times(part * price));
+        }
     }
 }
 

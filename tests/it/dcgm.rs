@@ -210,7 +210,7 @@ const READERS_OF_WHOLE_GPUS: &[Selector] = &[
     ("DCGM_FI_PROF_DRAM_ACTIVE", OF_PODS),
 ];
 
-fn selects(page: &str, (name, labels): &Selector) -> bool {
+fn selects(page: &str, name: &str, labels: &[&str]) -> bool {
     let of_name = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'));
     let has = |line: &str, label: &str| {
         let marks = [format!("{{{label}=\""), format!(",{label}=\"")];
@@ -221,9 +221,28 @@ fn selects(page: &str, (name, labels): &Selector) -> bool {
 
 fn readers_find_their_data(profile: &str, readers: &[&[Selector]]) {
     let running = Running::start(&["demo", "--listen", "127.0.0.1:0", "--profile", profile], &[], None);
-    for selector in readers.iter().copied().flatten() {
-        until_true(&format!("{selector:?}"), || selects(&running.get("/metrics/dcgm").body, selector));
+    for (name, labels) in readers.iter().copied().flatten() {
+        until_true(&format!("{name} {labels:?}"), || selects(&running.get("/metrics/dcgm").body, name, labels));
     }
+}
+
+/// `docs/cost.md` has a row for the names that OpenCost and Kubecost read, with the labels by which they group pods.
+#[test]
+fn what_cost_tools_read_is_on_the_page_as_the_table_says() {
+    let page = include_str!("../golden/dcgm.txt");
+    let quoted = |cell: &'static str| cell.split('`').skip(1).step_by(2);
+    let rows = include_str!("../../docs/cost.md").lines().filter(|line| line.starts_with("`DCGM_"));
+    let (mut labels, mut served, mut missing) = (vec![], 0, 0);
+    for row in rows {
+        let [names, more, answer] = row.split('|').collect::<Vec<_>>()[..] else { panic!("three cells: {row}") };
+        labels.extend(quoted(more));
+        for name in quoted(names) {
+            let found = selects(page, name, &labels);
+            assert_eq!(found, answer.trim().starts_with("yes"), "{name} with {labels:?}");
+            *(if found { &mut served } else { &mut missing }) += 1;
+        }
+    }
+    assert_eq!((served, missing), (15, 2));
 }
 
 #[test]

@@ -73,6 +73,56 @@ fn usage_is_printed_from_the_journal_after_the_agent_has_ended() {
 }
 
 #[test]
+fn usage_with_prices_has_the_cost_of_each_row_and_a_part_of_a_gpu_costs_its_part() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut running = demo(directory.path(), &["--profile", "8xh100-timesliced"]);
+    until_used(&running);
+    running.signal("TERM");
+    assert!(running.wait().success());
+    let state = directory.path().to_str().unwrap();
+    let offline = ["--admin-socket", "/nowhere/podmeter.sock", "--state-dir", state];
+    let with = |more: &[&str]| usage_json(&[&offline[..], more].concat());
+    let priced = with(&["--price", "NVIDIA H100*=3600", "--currency", "EUR", "--by", "pod"]);
+    assert_eq!(priced["currency"], "EUR");
+    let near = |one: &Value, two: f64| (one.as_f64().unwrap() - two).abs() < 1e-6;
+    let sum = |row: &Value, parts: &[&str]| parts.iter().filter_map(|part| row[*part].as_f64()).sum::<f64>();
+    let mut total = 0.0;
+    for row in priced["rows"].as_array().unwrap().iter().filter(|row| row["allocated_seconds"].is_number()) {
+        assert!(near(&row["cost"], sum(row, &["allocated_seconds"])), "a second costs 1: {row}");
+        assert!(near(&row["cost"], sum(row, &["used_cost", "idle_cost", "uncovered_cost"])), "{row}");
+        assert!(sum(row, &["cost"]) < sum(row, &["held_seconds"]) * 0.5, "a slot is a part: {row}");
+        total += sum(row, &["cost"]);
+    }
+    assert!(near(&priced["total"]["cost"], total) && total > 0.0, "{priced}");
+    let other = Command::new(binary()).arg("usage").args(offline).args(["--price", "NVIDIA L4=2"]).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&other.stdout), String::from_utf8_lossy(&other.stderr));
+    assert!(
+        err.contains("no --price matches NVIDIA H100") && out.contains("COST") && !out.contains("0.000\n"),
+        "{out}{err}"
+    );
+    let row = &priced["rows"][0];
+    let pod = format!("{}/{}", row["namespace"].as_str().unwrap(), row["pod"].as_str().unwrap());
+    let of_pod = with(&["--price", "2", "--currency", "EUR", "--pod", &pod]);
+    assert!(of_pod["allocations"][0]["cost"].is_number() && of_pod["currency"] == "EUR", "{of_pod}");
+    let csv = usage(&[&offline[..], &["--price", "2", "--pod", &pod, "-o", "csv"]].concat());
+    assert!(csv.lines().next().unwrap().ends_with(",events,cost,used_cost,idle_cost,uncovered_cost,currency"), "{csv}");
+}
+
+#[test]
+fn a_price_that_is_none_is_refused() {
+    for (arguments, reason) in [
+        (&["--price", "2.80EUR"][..], "\"2.80EUR\" is no price: write a number"),
+        (&["--price", "-2"], "\"-2\" is no price"),
+        (&["--price", "*H100*=NaN"], "\"NaN\" is no price"),
+        (&["--price", "2", "--price", "*=3"], "two prices for *"),
+        (&["--currency", "EUR"], "--price"),
+    ] {
+        let (code, text) = ended(&[&["usage"], arguments].concat());
+        assert!(code == 2 && text.contains(reason), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
 fn a_killed_agent_leaves_its_records_and_the_next_one_continues() {
     let directory = tempfile::tempdir().unwrap();
     let mut running = demo(directory.path(), &[]);

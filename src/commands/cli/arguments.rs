@@ -15,6 +15,7 @@ use super::{Failed, misused};
 use crate::agent::{DemoSettings, ListenAddress, SimulatedProfile};
 use crate::commands::client::{Access, AgentTarget, Certificates, HttpUrl};
 use crate::input::Duration;
+use crate::journal::Price;
 
 const START: &str =
     "Start here: `podmeter demo` for a simulated node, `podmeter agent` on a real one. Examples: docs/cli.md";
@@ -345,6 +346,13 @@ pub struct UsageArguments {
     /// List each holding of this pod, with its devices, in place of sums.
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub pod: Option<String>,
+    /// Price per hour of a whole GPU: `2.80`, or `PATTERN=2.80` of a model or MIG profile, such as `NVIDIA H100*=2.80`;
+    /// may be repeated: the first that matches is the device's.
+    #[arg(long, value_name = "PRICE", allow_hyphen_values = true)]
+    pub price: Vec<Price>,
+    /// The currency of the prices, such as EUR: a text for the titles.
+    #[arg(long, value_name = "TEXT", requires = "price")]
+    pub currency: Option<String>,
     #[arg(short, long, value_enum, default_value_t = UsageFormat::Table)]
     pub output: UsageFormat,
     /// Directory of the journal to read if no agent answers.

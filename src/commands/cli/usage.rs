@@ -1,21 +1,26 @@
 //! `podmeter usage`: past use, from the agent or from its journal.
 //!
-//! In: a window and a grouping. Out: a table, CSV or JSON.
+//! In: a window, a grouping and prices. Out: a table, CSV or JSON.
 
 use std::io::Write as _;
 use std::path::Path;
+
+use serde_json::{Value, json};
 
 use super::arguments::{UsageArguments, UsageBy, UsageFormat};
 use super::{FAILED, Failed, block_on, misused, print};
 use crate::clock::Clock;
 use crate::commands::client;
 use crate::domain::model::{Timestamp, UnixSeconds};
-use crate::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
+use crate::journal::{
+    AllocationRecord, AllocationsResponse, By, Prices, Query, Usage, parse_time, read_directory, report,
+};
 
 pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
     let arguments = &arguments;
     let now = Clock::start().now().unix;
     let query = query(arguments, now).map_err(misused)?;
+    let prices = Prices::new(arguments.price.clone(), arguments.currency.clone()).map_err(misused)?;
     let answer = collect(arguments, &query, now)?;
     if let Some(problem) = &answer.problem {
         warn(problem);
@@ -24,15 +29,16 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
         warn("this agent has no journal (--state-dir): only current holdings since the agent's start are counted");
     }
     let records = &answer.allocations;
+    for model in prices.unpriced(records) {
+        warn(&format!("no --price matches {model}: sums with it have no cost"));
+    }
     let (since, until) = (query.since, query.until.min(answer.at));
     if let Some(pod) = &arguments.pod {
         print(&match arguments.output {
             UsageFormat::Table if records.is_empty() => String::new(),
-            UsageFormat::Table => report::holdings_table(records),
-            UsageFormat::Csv => report::holdings_csv(records),
-            UsageFormat::Json => pretty(&serde_json::json!({
-                "node": answer.node, "since": since, "until": until, "allocations": records,
-            })),
+            UsageFormat::Table => report::holdings_table(records, &prices),
+            UsageFormat::Csv => report::holdings_csv(records, &prices),
+            UsageFormat::Json => pretty(&holdings_json(&answer.node, (since, until), records, &prices)),
         })?;
         let [since, until] = [since, until].map(|at| Timestamp(UnixSeconds(at)));
         let missing = || Failed(FAILED, format!("no holding of pod {pod} from {since} to {until}"));
@@ -43,12 +49,21 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
         UsageBy::Pod => By::Pod,
         UsageBy::Device => By::Device,
     };
-    let usage = Usage::sum(records, by, since, until);
+    let usage = Usage::sum(records, by, (since, until), &prices);
     print(&match arguments.output {
         UsageFormat::Table => report::usage_table(&usage, by),
         UsageFormat::Csv => report::usage_csv(&usage, by),
         UsageFormat::Json => pretty(&usage),
     })
+}
+
+fn holdings_json(node: &str, (since, until): (f64, f64), records: &[AllocationRecord], prices: &Prices) -> Value {
+    let allocations: Vec<_> = records.iter().map(|record| prices.priced(record)).collect();
+    let mut json = json!({"node": node, "since": since, "until": until, "allocations": allocations});
+    if let Some(currency) = &prices.currency {
+        json["currency"] = currency.as_str().into();
+    }
+    json
 }
 
 fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> {

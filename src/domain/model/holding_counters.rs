@@ -29,7 +29,33 @@ pub struct HoldingCounters {
     pub energy_joules: Option<f64>,
 }
 
+/// What GPU time costs: cost = used + idle + uncovered. Borrowed time costs nothing more: it is idle cost of the other holders
+/// or of nobody.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Cost {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_cost: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_cost: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uncovered_cost: Option<f64>,
+}
+
 impl HoldingCounters {
+    /// The cost at a price per hour of a whole GPU.
+    #[must_use]
+    pub fn cost(&self, per_hour: f64) -> Cost {
+        let cost = |seconds: Option<f64>| Some(seconds? / 3600.0 * per_hour);
+        Cost {
+            cost: cost(self.allocated_seconds),
+            used_cost: cost(self.used_seconds()),
+            idle_cost: cost(self.idle_seconds),
+            uncovered_cost: cost(self.uncovered_seconds),
+        }
+    }
+
     /// The part of the GPU that is held, 0 to 1.
     #[must_use]
     pub fn held_ratio(&self) -> Option<f64> {
@@ -52,9 +78,13 @@ impl HoldingCounters {
 
     /// The GPU time held for which it is known whether it was busy, if above zero.
     fn known_seconds(&self) -> Option<f64> {
-        let (busy, idle) = self.busy_seconds.zip(self.idle_seconds)?;
-        let known = (busy - self.borrowed_seconds.unwrap_or(0.0)).max(0.0) + idle;
+        let known = self.used_seconds()? + self.idle_seconds?;
         (known > 0.0).then_some(known)
+    }
+
+    /// The busy time within the fraction held.
+    fn used_seconds(&self) -> Option<f64> {
+        Some((self.busy_seconds? - self.borrowed_seconds.unwrap_or(0.0)).max(0.0))
     }
 
     /// Adds each counter; one that is absent on one side has the value of the other.

@@ -39,7 +39,7 @@ pub use device_health::{
 };
 pub use device_id::{DeviceForm, DeviceId, UUID_LENGTH, is_uuid};
 pub use file_stamp::FileStamp;
-pub use holding_counters::HoldingCounters;
+pub use holding_counters::{Cost, HoldingCounters};
 pub use identity::{
     ContainerId, ContainerRef, DeviceRef, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName, is_dns_label,
 };

@@ -7,7 +7,7 @@ use super::super::*;
 use super::random_node::{RandomNode, TICK_SECONDS};
 use super::reference::{Reference, holder_of};
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{ContainerRef, SharingForm, UnattributedReason};
+use crate::domain::model::{ContainerRef, Holding, SharingForm, UnattributedReason};
 
 const STEPS: usize = 40;
 
@@ -70,6 +70,7 @@ impl Trial {
         }
         self.check_sums(&published)?;
         self.check_accounts(&published)?;
+        self.check_costs(&published)?;
         self.check_memory(&published)?;
         self.check_now(&published)?;
         self.check_counters(&published)?;
@@ -140,6 +141,31 @@ impl Trial {
             ensure(adds_up, || format!("busy + idle + uncovered: {account:?}\n{expected:?}"))?;
         }
         Ok(())
+    }
+
+    /// Each holder pays for its fraction, in parts used, idle and uncovered; with what nobody held, all of the GPUs' time is paid
+    /// once, whoever borrowed it.
+    fn check_costs(&self, published: &LedgerOutput) -> Result<(), String> {
+        let boards = self.node.boards.iter().zip(&self.references).zip(&self.node.histories);
+        let (mut paid, mut price_of_all) = (0.0, 0.0);
+        for (place, ((board, reference), history)) in (1_u8..).zip(boards) {
+            let price = f64::from(place) * 0.7;
+            for account in published.accounts.iter().filter(|account| account.gpu == board.uuid) {
+                let costs = account.counters.cost(price);
+                let held = reference.accounts.get(&key(account)).map_or(0.0, |expected| expected.allocated);
+                let cost = costs.cost.unwrap_or_default();
+                ensure(near(cost, held / 3600.0 * price), || format!("{costs:?} of {held} s at {price}"))?;
+                let parts = [costs.used_cost, costs.idle_cost, costs.uncovered_cost].map(Option::unwrap_or_default);
+                ensure(near(parts.iter().sum(), cost), || format!("{costs:?} of {account:?}"))?;
+                paid += cost;
+            }
+            let held =
+                |holders: &BTreeMap<_, Holding>| holders.values().filter_map(|holding| holding.fraction).sum::<f64>();
+            let unallocated = history[..reference.accounted].iter().map(|holders| 1.0 - held(holders)).sum::<f64>();
+            paid += unallocated * TICK_SECONDS / 3600.0 * price;
+            price_of_all += reference.accounted as f64 * TICK_SECONDS / 3600.0 * price;
+        }
+        ensure(near(paid, price_of_all), || format!("{paid} paid of {price_of_all}"))
     }
 
     fn check_memory(&self, published: &LedgerOutput) -> Result<(), String> {
