@@ -142,6 +142,18 @@ fn a_library_that_does_not_load_reports_why() {
     assert!(problem.contains("could not be loaded") && problem.contains("libnvidia-ml.so.1"), "{problem}");
 }
 
+#[test]
+fn after_a_driver_upgrade_an_old_library_asks_for_a_restart_of_its_container() {
+    const LIB_RM_VERSION_MISMATCH: u32 = 18;
+    let mut upgraded = machine(1);
+    upgraded["init"] = json!(LIB_RM_VERSION_MISMATCH);
+    let fake = FakeNvml::start(upgraded);
+    let hardware = run(&fake, quick());
+    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
+    let problem = state.problem.as_deref().unwrap();
+    assert!(problem.contains("lib_rm_version_mismatch") && problem.contains("restart it"), "{problem}");
+}
+
 /// A GPU with a value in every group.
 fn full_gpu() -> Value {
     json!({"gpus": [{

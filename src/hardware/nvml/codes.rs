@@ -84,7 +84,8 @@ pub fn remedy(code: nvmlReturn_t) -> &'static str {
             "give the container access to /dev/nvidiactl and /dev/nvidia*, and restart it if it had that"
         }
         LIB_RM_VERSION_MISMATCH => {
-            "finish the driver upgrade: the library and the loaded kernel module differ in version"
+            "finish the driver upgrade: the library and the loaded kernel module differ in version; a container has the \
+             library of its start: restart it"
         }
         _ => SEE_NVIDIA_SMI,
     }
