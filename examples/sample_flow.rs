@@ -1,5 +1,15 @@
 //! What Kubernetes' sample device plugin shows, with this one: `example.com/resource` is registered with two devices,
 //! one pod takes one, a second requests two and does not fit. Real sockets, a simulated kubelet, simulated devices.
+//!
+//! ```text
+//! the kubelet offers no example.com/resource
+//! podmeter has registered example.com/resource with 2 devices
+//! the kubelet offers example.com/resource: capacity 2, allocatable 2
+//! pod first asks for 1: running, with 1 of them in PODMETER_SIMULATED_DEVICES
+//! pod second asks for 2: UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for example.com/resource. Requested: 2, Available: 1, which is unexpected
+//! pod first has ended
+//! pod third asks for 2: running, with 2 of them in PODMETER_SIMULATED_DEVICES
+//! ```
 
 use std::collections::BTreeSet;
 use std::io::Write;
