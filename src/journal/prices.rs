@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use itertools::Itertools as _;
 use serde::Serialize;
 
 use super::allocation_record::{AllocationRecord, JournalDevice};
@@ -45,23 +46,23 @@ pub struct Prices {
     pub currency: Option<String>,
 }
 
-/// A holding with its cost.
+/// A holding with its cost and the currency.
 #[derive(Serialize)]
 pub struct PricedHolding<'a> {
     #[serde(flatten)]
     record: &'a AllocationRecord,
     #[serde(flatten)]
     pub cost: Cost,
+    #[serde(flatten)]
+    prices: &'a Prices,
 }
 
 impl Prices {
     pub fn new(prices: Vec<Price>, currency: Option<String>) -> Result<Self, String> {
-        for (place, price) in prices.iter().enumerate() {
-            if prices[..place].iter().any(|earlier| earlier.devices == price.devices) {
-                return Err(format!("two prices for {}", price.devices));
-            }
+        match prices.iter().tuple_combinations().find(|(one, other)| one.devices == other.devices) {
+            Some((twice, _)) => Err(format!("two prices for {}", twice.devices)),
+            None => Ok(Self { prices, currency }),
         }
-        Ok(Self { prices, currency })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -75,9 +76,9 @@ impl Prices {
         self.prices.iter().find(matches).map(|price| price.per_hour)
     }
 
-    pub fn priced<'a>(&self, record: &'a AllocationRecord) -> PricedHolding<'a> {
+    pub fn priced<'a>(&'a self, record: &'a AllocationRecord) -> PricedHolding<'a> {
         let cost = self.of(&record.device).map_or_else(Cost::default, |price| record.counters.cost(price));
-        PricedHolding { record, cost }
+        PricedHolding { record, cost, prices: self }
     }
 
     /// The models without a price.

@@ -51,7 +51,12 @@ pub fn usage_csv(usage: &Usage, by: By) -> String {
         By::Device => "gpu_uuid,mig_uuid,model",
     };
     let columns = format!("{names},holdings,{COUNTERS},utilization_ratio,xids,unhealthy");
-    csv(&(columns + cost_columns(&usage.prices)), usage.rows.iter().map(|row| with_currency(json(row), &usage.prices)))
+    let row = |row| {
+        let mut row = json(row);
+        row["currency"] = usage.prices.currency.as_deref().into();
+        row
+    };
+    csv(&(columns + cost_columns(&usage.prices)), usage.rows.iter().map(row))
 }
 
 const COUNTERS: &str =
@@ -59,11 +64,6 @@ const COUNTERS: &str =
 
 fn cost_columns(prices: &Prices) -> &'static str {
     if prices.is_empty() { "" } else { ",cost,used_cost,idle_cost,uncovered_cost,currency" }
-}
-
-fn with_currency(mut row: Value, prices: &Prices) -> Value {
-    row["currency"] = prices.currency.clone().into();
-    row
 }
 
 /// The titles of the columns of `shown_cost`, with the currency.
@@ -131,7 +131,7 @@ pub fn holdings_csv(records: &[AllocationRecord], prices: &Prices) -> String {
     const COLUMNS: &str = "namespace,pod,container,pod_uid,gpu_uuid,mig_uuid,mig_profile,model,driver_version,resource,\
                            began,seen,ended,ending,unseen_seconds";
     let row = |record: &AllocationRecord| {
-        let mut row = with_currency(json(&prices.priced(record)), prices);
+        let mut row = json(&prices.priced(record));
         row["unseen_seconds"] = record.unseen_seconds.into();
         row["events"] = events(record).into();
         row

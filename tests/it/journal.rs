@@ -103,7 +103,7 @@ fn usage_with_prices_has_the_cost_of_each_row_and_a_part_of_a_gpu_costs_its_part
     let row = &priced["rows"][0];
     let pod = format!("{}/{}", row["namespace"].as_str().unwrap(), row["pod"].as_str().unwrap());
     let of_pod = with(&["--price", "2", "--currency", "EUR", "--pod", &pod]);
-    assert!(of_pod["allocations"][0]["cost"].is_number() && of_pod["currency"] == "EUR", "{of_pod}");
+    assert!(of_pod["allocations"][0]["cost"].is_number() && of_pod["allocations"][0]["currency"] == "EUR", "{of_pod}");
     let csv = usage(&[&offline[..], &["--price", "2", "--pod", &pod, "-o", "csv"]].concat());
     assert!(csv.lines().next().unwrap().ends_with(",events,cost,used_cost,idle_cost,uncovered_cost,currency"), "{csv}");
 }

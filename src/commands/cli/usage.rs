@@ -5,16 +5,12 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use serde_json::{Value, json};
-
 use super::arguments::{UsageArguments, UsageBy, UsageFormat};
 use super::{FAILED, Failed, block_on, misused, print};
 use crate::clock::Clock;
 use crate::commands::client;
 use crate::domain::model::{Timestamp, UnixSeconds};
-use crate::journal::{
-    AllocationRecord, AllocationsResponse, By, Prices, Query, Usage, parse_time, read_directory, report,
-};
+use crate::journal::{AllocationsResponse, By, Prices, Query, Usage, parse_time, read_directory, report};
 
 pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
     let arguments = &arguments;
@@ -38,7 +34,10 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
             UsageFormat::Table if records.is_empty() => String::new(),
             UsageFormat::Table => report::holdings_table(records, &prices),
             UsageFormat::Csv => report::holdings_csv(records, &prices),
-            UsageFormat::Json => pretty(&holdings_json(&answer.node, (since, until), records, &prices)),
+            UsageFormat::Json => pretty(&serde_json::json!({
+                "node": answer.node, "since": since, "until": until,
+                "allocations": records.iter().map(|record| prices.priced(record)).collect::<Vec<_>>(),
+            })),
         })?;
         let [since, until] = [since, until].map(|at| Timestamp(UnixSeconds(at)));
         let missing = || Failed(FAILED, format!("no holding of pod {pod} from {since} to {until}"));
@@ -55,15 +54,6 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
         UsageFormat::Csv => report::usage_csv(&usage, by),
         UsageFormat::Json => pretty(&usage),
     })
-}
-
-fn holdings_json(node: &str, (since, until): (f64, f64), records: &[AllocationRecord], prices: &Prices) -> Value {
-    let allocations: Vec<_> = records.iter().map(|record| prices.priced(record)).collect();
-    let mut json = json!({"node": node, "since": since, "until": until, "allocations": allocations});
-    if let Some(currency) = &prices.currency {
-        json["currency"] = currency.as_str().into();
-    }
-    json
 }
 
 fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> {

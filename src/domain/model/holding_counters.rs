@@ -47,13 +47,9 @@ impl HoldingCounters {
     /// The cost at a price per hour of a whole GPU.
     #[must_use]
     pub fn cost(&self, per_hour: f64) -> Cost {
-        let cost = |seconds: Option<f64>| Some(seconds? / 3600.0 * per_hour);
-        Cost {
-            cost: cost(self.allocated_seconds),
-            used_cost: cost(self.used_seconds()),
-            idle_cost: cost(self.idle_seconds),
-            uncovered_cost: cost(self.uncovered_seconds),
-        }
+        let seconds = [self.allocated_seconds, self.used_seconds(), self.idle_seconds, self.uncovered_seconds];
+        let [cost, used_cost, idle_cost, uncovered_cost] = seconds.map(|seconds| Some(seconds? / 3600.0 * per_hour));
+        Cost { cost, used_cost, idle_cost, uncovered_cost }
     }
 
     /// The part of the GPU that is held, 0 to 1.
