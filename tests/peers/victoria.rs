@@ -14,15 +14,23 @@ use crate::support::dashboards::queries;
 use crate::support::polling::until;
 use crate::support::prometheus::{Prometheus, free_address};
 
-const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/rules/podmeter.rules.yaml");
+const RULES: [&str; 2] = [
+    concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/rules/podmeter.rules.yaml"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/rules/cost.rules.yaml"),
+];
 const JOB: &str = "churn";
+
+fn all_rules() -> Vec<Value> {
+    let files = RULES.map(|file| serde_saphyr::from_str::<Value>(&std::fs::read_to_string(file).unwrap()).unwrap());
+    let groups = files.iter().flat_map(|file| file["groups"].as_array().unwrap());
+    groups.flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
+}
 
 /// The expression of each rule by its name.
 fn rules() -> BTreeMap<String, String> {
-    let file: Value = serde_saphyr::from_str(&std::fs::read_to_string(RULES).unwrap()).unwrap();
-    let rules = file["groups"].as_array().unwrap().iter().flat_map(|group| group["rules"].as_array().unwrap());
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    rules.map(|rule| (text(rule.get("alert").unwrap_or(&rule["record"])), text(&rule["expr"]))).collect()
+    let of = |rule: Value| (text(rule.get("alert").unwrap_or(&rule["record"])), text(&rule["expr"]));
+    all_rules().into_iter().map(of).collect()
 }
 
 fn unix_seconds() -> u64 {
@@ -136,7 +144,8 @@ fn vmalert_fires_no_old_errors_again_and_names_pods_without_a_cluster_label() {
 
     let address = free_address();
     let vmalert = Command::new("vmalert")
-        .args(["-rule", RULES, "-evaluationInterval=1s", "-notifier.url=http://127.0.0.1:1"])
+        .args(["-rule", RULES[0], "-rule", RULES[1]])
+        .args(["-evaluationInterval=1s", "-notifier.url=http://127.0.0.1:1"])
         .args([format!("-datasource.url={server}"), format!("-remoteWrite.url={server}")])
         .arg(format!("-httpListenAddr={address}"))
         .stdout(Stdio::null())
@@ -157,7 +166,7 @@ fn vmalert_fires_no_old_errors_again_and_names_pods_without_a_cluster_label() {
     assert!(description.contains(named), "{description}");
     let groups = get("rules").unwrap()["data"]["groups"].as_array().unwrap().clone();
     let all: Vec<_> = groups.iter().flat_map(|group| group["rules"].as_array().unwrap()).collect();
-    assert_eq!(all.len(), rules().len());
+    assert_eq!(all.len(), all_rules().len());
     let failed: Vec<_> = all.iter().filter(|rule| rule["lastError"] != "").collect();
     assert!(failed.is_empty(), "{failed:#?}");
     // Its group is evaluated every three minutes.
