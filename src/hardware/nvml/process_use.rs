@@ -81,8 +81,14 @@ struct ProcessSample {
     ratio: f64,
 }
 
-/// How far each process has been read: the driver's samples have a timestamp for each process, and those of processes
-/// that take turns differ.
+/// Up to when the use of each process is counted, by the driver's clock.
+///
+/// A cursor is the time of the newest sample of one process. The driver takes one time for all, `last_seen`, and returns for each
+/// process the mean since then, with a timestamp of its own: those of processes that take turns differ. A sample counts if it is newer
+/// than its process's cursor, so none counts twice. `last_seen` is not after the cursor of any process that is active, so none is left
+/// out. Cursors move to the samples of each pass. Without a new sample for `SILENT_SECONDS` they stay and all samples are requested,
+/// because the driver's clock may have stepped back, and later samples would not be after `last_seen`. The cursors then move to
+/// whatever is listed, even back; what is not after the old ones was counted already, or is the use of a moment.
 ///
 /// | `last_seen` | `newest` | |
 /// |---|---|---|
@@ -92,7 +98,7 @@ struct ProcessSample {
 #[derive(Default)]
 struct Cursors {
     of_pid: BTreeMap<u32, u64>,
-    /// The driver's argument: it returns each process's mean since then; `None` requests the mean over its whole buffer.
+    /// The driver's argument; `None` requests the mean over its whole buffer.
     last_seen: Option<u64>,
     /// The newest timestamp.
     newest: Option<u64>,
@@ -196,29 +202,40 @@ fn sample(pid: u32, at: u64, percent: u32) -> ProcessSample {
 }
 
 impl Cursors {
-    /// SM-seconds by pid of the samples that are newer than their process's cursor, which moves to them.
+    /// Up to when the use of this process is counted: without a cursor, as far as anything was requested.
+    fn of(&self, pid: u32) -> u64 {
+        self.of_pid.get(&pid).copied().or(self.last_seen).or(self.newest).unwrap_or(0)
+    }
+
+    /// SM-seconds by pid of the samples that are newer than their process's cursor. The cursors move to the samples.
     fn advance(&mut self, samples: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
-        let mut samples = samples.to_vec();
-        samples.sort_unstable_by_key(|sample| sample.at);
-        // Samples up to `newest` are counted already, also of a process that has no cursor yet.
-        let of_new_process = self.last_seen.or(self.newest).unwrap_or(0);
+        let new: Vec<&ProcessSample> = samples.iter().filter(|sample| sample.at > self.of(sample.pid)).collect();
+        let work = self.work(&new, elapsed);
+        // All samples were requested, and some are listed.
+        let restarts = self.last_seen.is_none() && !samples.is_empty();
+        let is_silent = new.is_empty() && !restarts;
+        self.silent_seconds = if is_silent { self.silent_seconds + elapsed } else { 0.0 };
+        if self.silent_seconds >= SILENT_SECONDS {
+            (self.last_seen, self.silent_seconds) = (None, 0.0);
+        } else {
+            self.move_to(samples);
+        }
+        work
+    }
+
+    fn work(&self, new: &[&ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
         let mut work: BTreeMap<u32, f64> = BTreeMap::new();
         let mut longest = 0.0_f64;
-        for sample in &samples {
-            let since = self.of_pid.get(&sample.pid).copied().unwrap_or(of_new_process);
-            if sample.at <= since {
-                continue;
-            }
+        for sample in new {
             let seconds = match self.last_seen {
                 // A mean over more than the elapsed time: rather too low.
                 None => elapsed,
                 // A process that was idle worked at most since the last pass, and a sample may be a second old.
-                Some(_) => ((sample.at - since) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
+                Some(_) => ((sample.at - self.of(sample.pid)) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
             };
             longest = longest.max(seconds);
             *work.entry(sample.pid).or_default() += sample.ratio * seconds;
         }
-        self.move_to(&samples, elapsed);
         // All processes share one device.
         let sum: f64 = work.values().sum();
         let scale = if sum > longest { longest / sum } else { 1.0 };
@@ -226,25 +243,18 @@ impl Cursors {
         work.filter(|(_, seconds)| *seconds > 0.0).collect()
     }
 
-    /// Moves to these samples, sorted by time. The next "last seen" is the oldest cursor of the active processes.
-    fn move_to(&mut self, samples: &[ProcessSample], elapsed: f64) {
-        let newest_sample = samples.last().map(|sample| sample.at);
-        // All were requested: the newest one is older than before where the driver's clock has stepped back.
-        let restarts = self.last_seen.is_none() && newest_sample.is_some();
-        self.newest = if restarts { newest_sample } else { self.newest.max(newest_sample) };
-        let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
-        let is_silent = !restarts && !samples.iter().any(is_new);
-        self.silent_seconds = if is_silent { self.silent_seconds + elapsed } else { 0.0 };
-        if self.silent_seconds >= SILENT_SECONDS {
-            // All are requested next. What was counted already is told by the cursors, which stay until then.
-            (self.last_seen, self.silent_seconds) = (None, 0.0);
-            return;
-        }
+    fn move_to(&mut self, samples: &[ProcessSample]) {
+        let newest = samples.iter().map(|sample| sample.at).max();
+        // Of all samples, the newest is older than before where the driver's clock has stepped back.
+        self.newest = if self.last_seen.is_none() { newest.or(self.newest) } else { self.newest.max(newest) };
+        let mut samples = samples.to_vec();
+        samples.sort_unstable_by_key(|sample| sample.at);
         self.of_pid.extend(samples.iter().map(|sample| (sample.pid, sample.at)));
         let Some(newest) = self.newest else { return };
         self.of_pid.retain(|_, at| *at <= newest && newest - *at <= RING);
-        let recent = self.of_pid.values().filter(|at| newest - **at <= SPREAD);
-        self.last_seen = recent.min().copied().or(self.newest);
+        // The oldest cursor of the active processes.
+        let active = self.of_pid.values().filter(|at| newest - **at <= SPREAD);
+        self.last_seen = active.min().copied().or(self.newest);
     }
 }
 
