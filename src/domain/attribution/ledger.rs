@@ -4,12 +4,12 @@
 //!
 //! | step | input | output | module |
 //! |---|---|---|---|
-//! | 1 | readings | an interval with busy seconds and joules; the end of a gap | `interval` |
+//! | 1 | readings | an interval with busy seconds and joules; a gap | `interval` |
 //! | 2 | processes, MIG devices | the interval's weights | `weights` |
 //! | 3 | the interval, its weights, holdings | segments with constant holders, each with its weights | `segments` |
 //! | 4 | a segment | parts, which add up to it | `parts` |
 //! | 5 | parts | entries of accounts, unattributed use | `device_ledger`, `account` |
-//! | gap | segments, later the gap's joules | joules by holder | `gap` |
+//! | gap | its segments, at its end its joules | joules by holder | `gap` |
 //!
 //! `present` has what is of a moment: memory, utilization, processes. Imports go one way: `interval`, `weights`, `segments`,
 //! `parts`, `gap`, `account`, `device_ledger`, `present`; each uses only those before it.
@@ -48,7 +48,8 @@ use super::owners::DeviceProcesses;
 use super::retention::Retention;
 use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
-    Account, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse, Unattributed,
+    Account, DeviceReadings, Divided, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse,
+    Unattributed,
 };
 
 /// The most ended accounts: beyond that the longest-ended are removed, as on a node that is never scraped.
@@ -111,9 +112,10 @@ impl Ledger {
         }
         self.forget_surplus();
         let holders = self.devices.values().flat_map(|device| device.accounts.values());
+        let read = self.devices.values().filter(|device| device.clock.is_read());
         LedgerOutput {
             accounts: holders.map(|holder| holder.account.clone()).collect(),
-            unattributed: self.devices.values().filter(|one| one.clock.read).map(DeviceLedger::published).collect(),
+            unattributed: read.map(DeviceLedger::published).collect(),
             unallocated_uses,
             violations: self.audit.violations().clone(),
         }
@@ -145,34 +147,29 @@ impl Ledger {
         for (gpu, readings) in observation.readings {
             let Some(complete_until) = readings.totals.last_pass() else { continue };
             let device = self.devices.entry(gpu.clone()).or_insert_with(|| DeviceLedger::new(gpu, now));
-            let processes = observation.processes.get(gpu);
-            if device.clock.read && complete_until <= device.clock.accounted {
+            if device.clock.has_accounted(complete_until) {
                 continue;
             }
+            let processes = observation.processes.get(gpu);
             let known_gpu = observation.inventory.gpus.get(gpu);
             // The first reading counts too, as a ratio is of the time since the reading before.
             let active = device.activity.ratios(&readings.totals);
-            if !device.clock.read {
-                device.begin(&readings.totals, unmeasured(known_gpu).as_ref(), now);
-            }
-            let busy = self.audit.amount(DividedQuantity::Busy, readings.totals.busy_seconds);
-            let energy = self.audit.amount(DividedQuantity::Energy, readings.totals.energy_joules);
-            let (gap, interval) = device.clock.advance(&readings.totals, busy, energy);
-            // Late time is in the open gap already: its end and its energy come with this reading.
-            if let Some(gap) = gap {
-                device.add_gap(gap.from, gap.to, unmeasured(known_gpu).as_ref(), now);
-                device.close_gap(gap.energy_joules, &mut self.audit);
-            }
             let mig = MigWeights::new(known_gpu, &active, processes);
+            let divided = Divided {
+                busy_seconds: self.audit.amount(DividedQuantity::Busy, readings.totals.busy_seconds),
+                energy_joules: self.audit.amount(DividedQuantity::Energy, readings.totals.energy_joules),
+            };
+            let (gap, interval) = device.clock.advance(&readings.totals, divided, mig.is_some());
+            if let Some(gap) = gap {
+                device.add_gap(&gap, unmeasured(known_gpu).as_ref(), now, &mut self.audit);
+            }
             let increases = device.used_sm_time.advance(processes, &readings.totals);
             device.account(&interval, increases, mig.as_ref(), now, &mut self.audit);
         }
         for (gpu, device) in &mut self.devices {
             let held = device.accounts.values().any(|holder| !holder.is_final());
-            if held && now.monotonic.since(device.clock.accounted) > self.readings_late {
-                let since = device.clock.skip_to(now.monotonic);
-                let mig = unmeasured(observation.inventory.gpus.get(gpu));
-                device.add_gap(since, now.monotonic, mig.as_ref(), now);
+            if held && let Some(gap) = device.clock.skip_late(now.monotonic, self.readings_late) {
+                device.add_gap(&gap, unmeasured(observation.inventory.gpus.get(gpu)).as_ref(), now, &mut self.audit);
             }
         }
     }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::account::{AccountEntry, HolderAccount};
-use super::gap::OpenGap;
-use super::interval::{DeviceClock, IdlePower, InstanceActivity, Interval, is_nothing};
+use super::gap::GapSeconds;
+use super::interval::{DeviceClock, Gap, IdlePower, InstanceActivity, Interval, is_nothing};
 use super::parts::{Audit, Part, add_known, reason_or_ended};
 use super::segments::{HeldTime, WeightedInterval, cut};
 use super::weights::{MigWeight, MigWeights, SmIncreases, SmWeights, UsedSmTime};
@@ -13,8 +13,7 @@ use crate::domain::attribution::owners::OwnedProcess;
 use crate::domain::attribution::retention::Retention;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    ContainerRef, DeviceTotals, DividedQuantity, GpuUuid, Moment, Monotonic, Owner, UnallocatedUse, Unattributed,
-    UnattributedReason,
+    ContainerRef, DividedQuantity, GpuUuid, Moment, Monotonic, Owner, UnallocatedUse, Unattributed, UnattributedReason,
 };
 
 /// One GPU: its clock, its current and former holders, and its unattributed use.
@@ -26,12 +25,10 @@ pub struct DeviceLedger {
     pub used_sm_time: UsedSmTime,
     pub idle_power: IdlePower,
     pub activity: InstanceActivity,
-    gap: OpenGap,
+    gap_seconds: GapSeconds,
     pub present: PresentState,
     /// Whether the driver reports the SM time of clients as that of the MPS server.
     pub has_mps_server: bool,
-    /// Whether the time accounted last was not read.
-    pub in_gap: bool,
     /// The sum of the work of the MIG devices, which no total of the driver has.
     mig_busy_seconds: Option<f64>,
     /// Whether some MIG devices reported nothing in the time accounted last.
@@ -58,16 +55,8 @@ impl DeviceLedger {
         }
     }
 
-    /// Applies the first reading. Earlier holders had the device allocated; the gap before it is dropped, not closed,
-    /// because totals start now and have none of its energy.
-    pub fn begin(&mut self, totals: &DeviceTotals, mig: Option<&MigWeights<'_>>, now: Moment) {
-        self.add_gap(self.clock.accounted, totals.complete_until, mig, now);
-        self.gap = OpenGap::default();
-        self.clock.begin(totals);
-    }
-
     pub fn published(&self) -> Unattributed {
-        let mut divided = self.clock.divided();
+        let mut divided = self.clock.divided;
         add_known(&mut divided.busy_seconds, self.mig_busy_seconds);
         divided.busy_seconds = divided.busy_seconds.filter(|_| !self.has_unknown_mig_devices);
         Unattributed { divided, ..self.unattributed.clone() }
@@ -89,7 +78,6 @@ impl DeviceLedger {
         if interval.seconds() <= 0.0 {
             return;
         }
-        self.in_gap = false;
         let (held_times, accounts) = drain_held_times(&mut self.accounts, interval.from, interval.to);
         let mut entries: Vec<AccountEntry> = held_times.iter().map(|time| AccountEntry::unused(&time.spans)).collect();
         let is_divided = interval.busy_seconds.is_some() || interval.energy_joules.is_some() || mig.is_some();
@@ -101,7 +89,6 @@ impl DeviceLedger {
                 sm: increases.map(|increases| SmWeights::new(&increases, &containers)),
                 mig,
                 idle_watts: self.idle_power.watts(),
-                covered_ratio: if mig.is_some() { 1.0 } else { interval.covered_ratio() },
             };
             let has_ended = self.last_end >= Some(interval.from);
             sums = divide(&weighted, has_ended, &held_times, &mut entries, &mut self.unattributed, audit);
@@ -119,9 +106,8 @@ impl DeviceLedger {
             let of_gpu = interval.busy_seconds.unwrap_or(0.0);
             add_known(&mut self.mig_busy_seconds, sums.busy.map(|busy| (busy - of_gpu).max(0.0)));
         }
-        let is_covered = mig.is_some() || is_nothing(interval.uncovered_seconds);
         if let (Some(busy), Some(energy)) = (sums.busy, sums.energy)
-            && is_covered
+            && is_nothing(interval.uncovered_seconds)
             && !self.has_unknown_mig_devices
             && is_nothing(busy)
         {
@@ -158,28 +144,25 @@ impl DeviceLedger {
 
     pub fn remove_account(&mut self, key: &HoldingKey) {
         self.accounts.remove(key);
-        self.gap.release(key);
+        self.gap_seconds.release(key);
     }
 
-    /// Adds the time between `from` and `to`, in which the device was not read: it is allocated and uncovered. Its energy
-    /// is unknown before `close_gap`.
-    pub fn add_gap(&mut self, from: Monotonic, to: Monotonic, mig: Option<&MigWeights<'_>>, now: Moment) {
-        if to <= from {
+    /// Adds a gap as allocated and uncovered time. Its end has its energy; without it, the energy is in no total.
+    pub fn add_gap(&mut self, gap: &Gap, mig: Option<&MigWeights<'_>>, now: Moment, audit: &mut Audit) {
+        if gap.to > gap.from {
+            let (held_times, accounts) = drain_held_times(&mut self.accounts, gap.from, gap.to);
+            let segments = cut((gap.from, gap.to), &held_times, None, mig);
+            segments.iter().for_each(|segment| self.gap_seconds.add(segment, &held_times));
+            for (account, time) in accounts.into_iter().zip(&held_times) {
+                account.add(&AccountEntry::unused(&time.spans), None, gap.to, now);
+            }
+        }
+        if !gap.ends {
             return;
         }
-        self.in_gap = true;
-        let (held_times, accounts) = drain_held_times(&mut self.accounts, from, to);
-        cut((from, to), &held_times, None, mig).iter().for_each(|segment| self.gap.add(segment, &held_times));
-        for (account, time) in accounts.into_iter().zip(&held_times) {
-            account.add(&AccountEntry::unused(&time.spans), None, to, now);
-        }
-    }
-
-    /// Ends the gap. `joules`: all of its energy, where the device's total has it.
-    pub fn close_gap(&mut self, joules: Option<f64>, audit: &mut Audit) {
-        let gap = std::mem::take(&mut self.gap);
-        let Some(joules) = joules else { return };
-        let energy = gap.close(joules, self.idle_power.watts());
+        let seconds = std::mem::take(&mut self.gap_seconds);
+        let Some(joules) = gap.energy_joules else { return };
+        let energy = seconds.divide(joules, self.idle_power.watts());
         let parts = energy.holders.values().copied().chain([energy.idle, energy.unknown]);
         audit.check(DividedQuantity::Energy, joules, parts);
         for (key, joules) in energy.holders {
@@ -217,7 +200,7 @@ fn divide(
     for segment in weighted.segments(held_times) {
         let parts = segment.divide();
         for (holder, part) in segment.holders.iter().zip(parts.holders) {
-            let covered_seconds = segment.seconds * weighted.covered_ratio;
+            let covered_seconds = segment.seconds * weighted.interval.covered_ratio();
             entries[holder.held_time].add(part, holder.terms.fraction, covered_seconds);
             sums.add(part);
         }

@@ -1,21 +1,21 @@
 //! The energy of a gap: of time in which the device was not read. In: its segments as the clock passes over them, and the
-//! joules once it has ended. Out: the joules by holder. Does not use accounts: that they have the gap's time as
-//! allocated and uncovered is `DeviceLedger::add_gap`.
+//! joules once it has ended. Out: the joules by holder. Does not use accounts, and does not decide what a gap is
+//! (`DeviceClock`).
 //!
 //! | step | when |
 //! |---|---|
-//! | `add` opens the gap or extends it | readings are late, or the first reading after the gap shows its end |
+//! | `add` | readings are late, or the first reading after the gap shows its end |
 //! | `release` | an account is removed |
-//! | `close` | the first reading after the gap: only this has its energy |
+//! | `divide` | the first reading after the gap: only this has its energy |
 
 use std::collections::BTreeMap;
 
 use super::segments::{HeldTime, IntervalSegment, ROUNDING};
 use crate::domain::holders::HoldingKey;
 
-/// A gap up to now.
+/// The seconds of a gap so far.
 #[derive(Debug, Default)]
-pub struct OpenGap {
+pub struct GapSeconds {
     seconds: f64,
     /// The seconds whose energy each account gets.
     holders: BTreeMap<HoldingKey, f64>,
@@ -30,7 +30,7 @@ pub struct GapEnergy {
     pub unknown: f64,
 }
 
-impl OpenGap {
+impl GapSeconds {
     /// Adds a segment. `held_times`: the times by which it was cut.
     pub fn add(&mut self, segment: &IntervalSegment, held_times: &[HeldTime<'_>]) {
         self.seconds += segment.seconds;
@@ -46,7 +46,7 @@ impl OpenGap {
     }
 
     /// Divides the gap's energy by its seconds.
-    pub fn close(self, joules: f64, idle_watts: Option<f64>) -> GapEnergy {
+    pub fn divide(self, joules: f64, idle_watts: Option<f64>) -> GapEnergy {
         if self.seconds <= 0.0 {
             return GapEnergy { unknown: joules, ..GapEnergy::default() };
         }

@@ -12,26 +12,53 @@ pub fn is_nothing(seconds: f64) -> bool {
     seconds < 1e-9
 }
 
-/// The time up to which one device is accounted, and its totals at that time.
+/// Decides which time of one device is covered, uncovered or a gap. Has the time up to which the device is accounted, and its
+/// totals then.
+///
+/// | time | kind |
+/// |---|---|
+/// | before the first reading; readings are late (`skip_late`); the totals count it as a gap | a gap |
+/// | of an interval, without samples, where the GPU is not partitioned | uncovered |
+/// | the rest of an interval | covered |
+///
+/// Of a partitioned GPU each MIG device is covered or not: one without activity has parts without busy time, which
+/// `AccountEntry::add` does not count as covered.
 #[derive(Debug, Default)]
 pub struct DeviceClock {
-    pub accounted: Monotonic,
-    /// Whether a pass has read it; counting starts with the first.
-    pub read: bool,
-    /// Whether `accounted` has advanced without readings, so that the next one ends a gap.
-    late: bool,
-    busy_seconds: Option<f64>,
-    energy_joules: Option<f64>,
-    uncovered_seconds: f64,
-    gaps: ReadingGaps,
+    accounted: Monotonic,
+    last: AccountedTime,
+    /// What the last reading had of gaps and of uncovered time. `None`: there was none; counting starts with the first.
+    last_reading: Option<(ReadingGaps, f64)>,
+    /// The device's totals when it was last accounted.
+    pub divided: Divided,
 }
 
-/// The last part of a gap, which was not accounted before. It may be empty.
+/// The kind of the time that a device clock moved over last.
+///
+/// | event | to |
+/// |---|---|
+/// | readings are late | `OpenGap` |
+/// | a reading with an interval since the clock last moved | `Interval` |
+/// | a reading with a gap alone | `EndedGap` |
+/// | the first reading, of no later time than the holdings | `Nothing` |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum AccountedTime {
+    #[default]
+    Nothing,
+    Interval,
+    /// The next reading ends it, and may have its energy.
+    OpenGap,
+    EndedGap,
+}
+
+/// Time that was not read, since the clock last moved. It may be empty.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GapEnd {
+pub struct Gap {
     pub from: Monotonic,
     pub to: Monotonic,
-    /// The energy of the whole gap, which may have begun before `from`.
+    /// Whether it ends: all of its energy is in this reading, or unknown.
+    pub ends: bool,
+    /// The energy of the whole gap, which may have begun before `from`. `None`: the totals do not have it.
     pub energy_joules: Option<f64>,
 }
 
@@ -42,7 +69,7 @@ pub struct Interval {
     pub to: Monotonic,
     pub busy_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
-    /// The part of its time for which the driver gave no samples.
+    /// The part of its time for which there are no samples.
     pub uncovered_seconds: f64,
     /// The busy seconds of time that can no longer be attributed.
     pub unattributed_busy_seconds: f64,
@@ -66,27 +93,39 @@ impl DeviceClock {
         Self { accounted: at, ..Self::default() }
     }
 
-    /// Applies the first reading: no time before it is covered.
-    pub fn begin(&mut self, totals: &DeviceTotals) {
-        self.read = true;
-        self.late = false;
-        self.accounted = totals.complete_until;
-        (self.uncovered_seconds, self.gaps) = (totals.uncovered_seconds, totals.gaps);
+    /// Whether a pass has read the device.
+    pub const fn is_read(&self) -> bool {
+        self.last_reading.is_some()
     }
 
-    /// Advances to `now` without a reading. Returns the previous time.
-    pub fn skip_to(&mut self, now: Monotonic) -> Monotonic {
-        self.late = true;
-        std::mem::replace(&mut self.accounted, now)
+    /// Whether the time accounted last was not read.
+    pub const fn is_in_gap(&self) -> bool {
+        matches!(self.last, AccountedTime::OpenGap | AccountedTime::EndedGap)
     }
 
-    /// The time since the clock last moved, as the end of a gap and the interval after it. `busy` and `energy`: the totals,
-    /// where they are amounts.
+    /// Whether the time of a reading is accounted already. The first reading counts whatever its time.
+    pub fn has_accounted(&self, complete_until: Monotonic) -> bool {
+        self.is_read() && complete_until <= self.accounted
+    }
+
+    /// Advances to `now` without a reading where the time not accounted is longer than `readings_late`.
+    pub fn skip_late(&mut self, now: Monotonic, readings_late: Duration) -> Option<Gap> {
+        if now.since(self.accounted) <= readings_late {
+            return None;
+        }
+        let from = std::mem::replace(&mut self.accounted, now);
+        self.last = AccountedTime::OpenGap;
+        Some(Gap { from, to: now, ends: false, energy_joules: None })
+    }
+
+    /// Advances to a reading. Returns the time since the clock last moved, as the end of a gap and the interval after it.
+    /// `divided`: the totals, where they are amounts.
     ///
-    /// | the totals have a new gap | `late` | gap | interval | energy of gaps | other energy |
+    /// | the totals have a new gap | the last reading | gap | interval | energy of gaps | other energy |
     /// |---|---|---|---|---|---|
-    /// | no | no | none | all | unattributed: its gap is closed | the interval's |
-    /// | no | yes | all | empty | the gap's | the gap's |
+    /// | either | none | all | empty | none: the totals begin now | unattributed |
+    /// | no | accounted | none | all | unattributed: its gap has ended | the interval's |
+    /// | no | late: in `OpenGap` | all | empty | the gap's | the gap's |
     /// | yes | either | up to the end of the new gap | the rest | the gap's | the interval's; with an empty rest the gap's |
     ///
     /// The totals may have the energy of a gap a reading after the gap itself: where the driver's counter could not be read
@@ -94,37 +133,40 @@ impl DeviceClock {
     pub fn advance(
         &mut self,
         totals: &DeviceTotals,
-        busy: Option<f64>,
-        energy: Option<f64>,
-    ) -> (Option<GapEnd>, Interval) {
-        let complete_until = totals.complete_until;
-        let from = std::mem::replace(&mut self.accounted, complete_until);
-        let was_late = std::mem::take(&mut self.late);
-        let before = std::mem::replace(&mut self.gaps, totals.gaps);
-        let has_new_gap = totals.gaps.until > before.until;
-        let start = match (has_new_gap, was_late) {
-            (false, false) => from,
-            (false, true) => complete_until,
-            (true, _) => totals.gaps.until.clamp(from, complete_until),
+        divided: Divided,
+        is_partitioned: bool,
+    ) -> (Option<Gap>, Interval) {
+        let to = totals.complete_until;
+        let from = std::mem::replace(&mut self.accounted, to);
+        let last_reading = self.last_reading.replace((totals.gaps, totals.uncovered_seconds));
+        let (before, uncovered_before) = last_reading.unwrap_or((totals.gaps, totals.uncovered_seconds));
+        let gap_until = if totals.gaps.until > before.until {
+            Some(totals.gaps.until.clamp(from, to))
+        } else {
+            (last_reading.is_none() || self.last == AccountedTime::OpenGap).then_some(to)
         };
-        let uncovered = totals.uncovered_seconds - self.uncovered_seconds - (totals.gaps.seconds - before.seconds);
-        self.uncovered_seconds = totals.uncovered_seconds;
-        let mut interval = Interval {
-            from: start,
-            to: complete_until,
-            uncovered_seconds: uncovered.max(0.0).min(complete_until.since(start).as_secs_f64()),
-            ..Interval::default()
+        let mut gap = gap_until.map(|to| Gap { from, to, ends: true, energy_joules: None });
+        let start = gap_until.unwrap_or(from);
+        self.last = match self.last {
+            _ if start < to => AccountedTime::Interval,
+            AccountedTime::Nothing if to <= from => AccountedTime::Nothing,
+            _ => AccountedTime::EndedGap,
         };
-        let mut gap = (has_new_gap || was_late).then_some(GapEnd { from, to: start, energy_joules: None });
+        let uncovered = totals.uncovered_seconds - uncovered_before - (totals.gaps.seconds - before.seconds);
+        let uncovered_seconds = uncovered.max(0.0).min(to.since(start).as_secs_f64());
+        let mut interval = Interval { from: start, to, uncovered_seconds, ..Interval::default() };
         let of_gaps = totals.gaps.energy_joules - before.energy_joules;
-        self.set_energy(energy, of_gaps, gap.as_mut(), &mut interval);
-        self.set_busy(busy, &mut interval);
+        self.set_energy(divided.energy_joules, of_gaps, gap.as_mut(), &mut interval);
+        self.set_busy(divided.busy_seconds, &mut interval);
+        if is_partitioned {
+            interval.uncovered_seconds = 0.0;
+        }
         (gap, interval)
     }
 
-    fn set_energy(&mut self, total: Option<f64>, of_gaps: f64, gap: Option<&mut GapEnd>, interval: &mut Interval) {
+    fn set_energy(&mut self, total: Option<f64>, of_gaps: f64, gap: Option<&mut Gap>, interval: &mut Interval) {
         let Some(total) = total else { return };
-        let Some(before) = self.energy_joules.replace(total) else {
+        let Some(before) = self.divided.energy_joules.replace(total) else {
             // A total starts when it is first read: its value then is unattributed.
             interval.unattributed_energy_joules = total;
             return;
@@ -142,7 +184,7 @@ impl DeviceClock {
     /// Sets the busy time. What the driver reports of a gap is unattributed: its time is neither busy nor idle.
     fn set_busy(&mut self, total: Option<f64>, interval: &mut Interval) {
         let Some(total) = total else { return };
-        let Some(before) = self.busy_seconds.replace(total) else {
+        let Some(before) = self.divided.busy_seconds.replace(total) else {
             interval.unattributed_busy_seconds = total;
             return;
         };
@@ -152,13 +194,8 @@ impl DeviceClock {
         interval.busy_seconds = (!is_nothing(covered)).then_some(divided);
         // A remainder of rounding is divided with the next interval.
         let left = due - divided;
-        self.busy_seconds = Some(if is_nothing(left) { total - left } else { total });
+        self.divided.busy_seconds = Some(if is_nothing(left) { total - left } else { total });
         interval.unattributed_busy_seconds = if is_nothing(left) { 0.0 } else { left };
-    }
-
-    /// The device's totals when it was last accounted.
-    pub fn divided(&self) -> Divided {
-        Divided { busy_seconds: self.busy_seconds, energy_joules: self.energy_joules }
     }
 }
 
@@ -222,6 +259,28 @@ impl IdlePower {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_event_moves_a_clock_to_its_kind_of_time() {
+        let at = Monotonic::from_secs;
+        let gap = |from, to, ends| Some(Gap { from: at(from), to: at(to), ends, energy_joules: None });
+        let read = |clock: &mut DeviceClock, until, gap_until| {
+            let gaps = ReadingGaps { until: at(gap_until), ..ReadingGaps::default() };
+            let totals = DeviceTotals { complete_until: at(until), gaps, ..DeviceTotals::default() };
+            let (gap, interval) = clock.advance(&totals, Divided::default(), false);
+            (gap, (interval.from, interval.to), clock.is_in_gap())
+        };
+        let mut clock = DeviceClock::starting(at(10));
+        assert_eq!(clock.skip_late(at(15), Duration::from_secs(5)), None);
+        assert_eq!(read(&mut clock, 16, 0), (gap(10, 16, true), (at(16), at(16)), true), "the first reading");
+        assert_eq!(read(&mut clock, 20, 0), (None, (at(16), at(20)), false), "an interval");
+        assert_eq!(clock.skip_late(at(26), Duration::from_secs(5)), gap(20, 26, false), "late");
+        assert!(clock.is_in_gap() && clock.has_accounted(at(25)));
+        assert_eq!(read(&mut clock, 28, 0), (gap(26, 28, true), (at(28), at(28)), true), "the end of late readings");
+        assert_eq!(read(&mut clock, 40, 36), (gap(28, 36, true), (at(36), at(40)), false), "a gap of the totals");
+        let mut clock = DeviceClock::starting(at(10));
+        assert_eq!(read(&mut clock, 9, 0), (gap(10, 9, true), (at(9), at(9)), false), "read before it is held");
+    }
 
     #[test]
     fn instance_activity_is_the_mean_since_the_last_call() {

@@ -43,9 +43,9 @@ impl DeviceLedger {
             set_gauges(holder, mig.as_ref(), present, medium, self.present.memory_passes[1]);
             let Some(holding) = &mut holder.account.holding else { continue };
             // Of a GPU without a pass nothing is attributed.
-            holding.attribution = self.clock.read.then_some(match (mig, holding.sharing) {
+            holding.attribution = self.clock.is_read().then_some(match (mig, holding.sharing) {
                 (Some(_), _) => Attribution::Estimated,
-                _ if self.in_gap || is_partitioned(present.gpu) => Attribution::Estimated,
+                _ if self.clock.is_in_gap() || is_partitioned(present.gpu) => Attribution::Estimated,
                 (None, SharingForm::Mps) if self.has_mps_server => Attribution::Estimated,
                 (None, _) if by_process => Attribution::Process,
                 (None, SharingForm::Exclusive) => Attribution::Exclusive,

@@ -124,9 +124,6 @@ pub struct WeightedInterval<'a> {
     pub sm: Option<SmWeights>,
     pub mig: Option<&'a MigWeights<'a>>,
     pub idle_watts: Option<f64>,
-    /// Part of the interval in which it is known whether the device was busy. With MIG devices 1, because each of them is
-    /// covered or not: one without activity has parts without busy time, which `AccountEntry::add` does not count as covered.
-    pub covered_ratio: f64,
 }
 
 impl WeightedInterval<'_> {
@@ -134,7 +131,7 @@ impl WeightedInterval<'_> {
     pub fn segments(&self, held_times: &[HeldTime<'_>]) -> Vec<IntervalSegment> {
         let mut segments = cut((self.interval.from, self.interval.to), held_times, self.sm.as_ref(), self.mig);
         let lengths: Vec<f64> = segments.iter().map(|segment| segment.seconds).collect();
-        let limits: Vec<f64> = lengths.iter().map(|seconds| seconds * self.covered_ratio).collect();
+        let limits: Vec<f64> = lengths.iter().map(|seconds| seconds * self.interval.covered_ratio()).collect();
         let busy =
             self.interval.busy_seconds.map(|busy| divide_up_to_limits(busy, &limits, &self.busy_weights(&segments)));
         if let Some(mig) = self.mig {
