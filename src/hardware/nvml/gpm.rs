@@ -19,7 +19,7 @@ const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=
 
 const MEBIBYTE: f64 = 1_048_576.0;
 /// The metrics of every driver with GPM, in percent or MiB a second.
-const METRICS: [ReadingRow<Medium>; 16] = [
+const METRICS: &[ReadingRow<Medium>] = &[
     row!(gpm.graphics_engine_active = field 1: GPM / 100.0),
     row!(gpm.sm_active = field 2: GPM / 100.0),
     row!(gpm.sm_occupancy = field 3: GPM / 100.0),
@@ -38,7 +38,7 @@ const METRICS: [ReadingRow<Medium>; 16] = [
     row!(rates.traffic.nvlink_transmitted = field 61: TRAFFIC * MEBIBYTE),
 ];
 /// The metrics of new drivers: cycles since reboot, and C2C traffic, which a driver without the cycles may lack too.
-const NEW_METRICS: [ReadingRow<Medium>; 13] = [
+const NEW_METRICS: &[ReadingRow<Medium>] = &[
     row!(sm_cycles = field 248: CYCLES),
     row!(sm_active_cycles = field 249: CYCLES),
     row!(rates.traffic.c2c_transmitted = field 100: TRAFFIC * MEBIBYTE),

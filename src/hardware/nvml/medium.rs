@@ -17,7 +17,7 @@ use crate::hardware::CLOCK_EVENTS;
 use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
 
-const READINGS: [ReadingRow<Medium>; 13] = [
+const READINGS: &[ReadingRow<Medium>] = &[
     row!(memory_temperature_celsius = field 82: TEMPERATURE),
     row!(policy_violation_seconds["thermal"] = wide 75: THROTTLED / 1e9),
     row!(policy_violation_seconds["board_limit"] = wide 77: THROTTLED / 1e9),
@@ -34,12 +34,12 @@ const READINGS: [ReadingRow<Medium>; 13] = [
 ];
 /// The fields of three reasons came with driver 575, and changed at 580.82; a wrong id reads another quantity, such as
 /// power smoothing before 575, without an error.
-const SLOWDOWNS_BEFORE_580_82: [ReadingRow<Medium>; 3] = [
+const SLOWDOWNS_BEFORE_580_82: &[ReadingRow<Medium>] = &[
     row!(throttled_seconds["sw_thermal_slowdown"] = wide 251: THROTTLED / 1e9),
     row!(throttled_seconds["hw_thermal_slowdown"] = wide 252: THROTTLED / 1e9),
     row!(throttled_seconds["hw_power_brake_slowdown"] = wide 253: THROTTLED / 1e9),
 ];
-const SLOWDOWNS: [ReadingRow<Medium>; 3] = [
+const SLOWDOWNS: &[ReadingRow<Medium>] = &[
     row!(throttled_seconds["sw_thermal_slowdown"] = wide 269: THROTTLED / 1e9),
     row!(throttled_seconds["hw_thermal_slowdown"] = wide 270: THROTTLED / 1e9),
     row!(throttled_seconds["hw_power_brake_slowdown"] = wide 271: THROTTLED / 1e9),
@@ -62,8 +62,8 @@ pub(super) fn major_and_minor(driver_version: &str) -> Option<(u32, u32)> {
 fn slowdowns(driver_version: Option<&str>) -> &'static [ReadingRow<Medium>] {
     match driver_version.and_then(major_and_minor) {
         None | Some((..575, _)) => &[],
-        Some(version) if version < (580, 82) => &SLOWDOWNS_BEFORE_580_82,
-        _ => &SLOWDOWNS,
+        Some(version) if version < (580, 82) => SLOWDOWNS_BEFORE_580_82,
+        _ => SLOWDOWNS,
     }
 }
 

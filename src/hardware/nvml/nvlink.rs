@@ -14,17 +14,17 @@ use crate::hardware::plausible;
 const LINK_LIMIT: u32 = 36;
 const ALL_LINKS: u32 = u32::MAX;
 /// The traffic of one link up to NVLink 4, in KiB.
-const DATA: [ReadingRow<LinkCounters>; 2] =
-    [row!(transmitted_bytes = wide 138: TRANSFERRED * 1024.0), row!(received_bytes = wide 139: TRANSFERRED * 1024.0)];
+const DATA: &[ReadingRow<LinkCounters>] =
+    &[row!(transmitted_bytes = wide 138: TRANSFERRED * 1024.0), row!(received_bytes = wide 139: TRANSFERRED * 1024.0)];
 /// The traffic of one link of NVLink 5, in bytes.
-const BYTES: [ReadingRow<LinkCounters>; 2] =
-    [row!(transmitted_bytes = wide 202: TRANSFERRED), row!(received_bytes = wide 204: TRANSFERRED)];
-const ERRORS: [ReadingRow<LinkCounters>; 3] = [
+const BYTES: &[ReadingRow<LinkCounters>] =
+    &[row!(transmitted_bytes = wide 202: TRANSFERRED), row!(received_bytes = wide 204: TRANSFERRED)];
+const ERRORS: &[ReadingRow<LinkCounters>] = &[
     row!(errors["replay"] = field 161: ERRORS),
     row!(errors["recovery"] = field 162: ERRORS),
     row!(errors["crc"] = field 163: ERRORS),
 ];
-const ERRORS5: [ReadingRow<LinkCounters>; 9] = [
+const ERRORS5: &[ReadingRow<LinkCounters>] = &[
     row!(errors["malformed_packet"] = field 206: ERRORS),
     row!(errors["buffer_overrun"] = field 207: ERRORS),
     row!(errors["receive"] = field 208: ERRORS),
@@ -36,7 +36,7 @@ const ERRORS5: [ReadingRow<LinkCounters>; 9] = [
     row!(errors["recovery"] = field 215: ERRORS),
 ];
 /// The errors of all links; only the newest ID needs a scope for that.
-const ERROR_SUMS: [ReadingRow<NvLink>; 5] = [
+const ERROR_SUMS: &[ReadingRow<NvLink>] = &[
     row!(error_sums["crc_flit"] = field 38: ERRORS),
     row!(error_sums["crc_data"] = field 45: ERRORS),
     row!(error_sums["replay"] = field 52: ERRORS),
@@ -46,7 +46,7 @@ const ERROR_SUMS: [ReadingRow<NvLink>; 5] = [
 
 /// The names of the error counters of each link.
 pub fn error_names(nvlink5: bool) -> impl Iterator<Item = &'static str> {
-    let rows: &[ReadingRow<LinkCounters>] = if nvlink5 { &ERRORS5 } else { &ERRORS };
+    let rows = if nvlink5 { ERRORS5 } else { ERRORS };
     let mut link = LinkCounters::default();
     rows::set(rows.iter(), rows.iter().map(|_| Some(0.0)), &mut link);
     link.errors.into_keys()
@@ -66,11 +66,11 @@ impl NvLinkReader {
         let active = (0..).zip(&states).filter(|(_, is_active)| **is_active);
         let mut links: LinkCountersByNumber = active.map(|(link, _)| (link, LinkCounters::default())).collect();
         // `Monotone` sums them, with the links that are down.
-        if !read_links(caller, handle, &DATA, &mut links) {
-            read_links(caller, handle, &BYTES, &mut links);
+        if !read_links(caller, handle, DATA, &mut links) {
+            read_links(caller, handle, BYTES, &mut links);
         }
-        if self.nvlink5 || !read_links(caller, handle, &ERRORS, &mut links) {
-            self.nvlink5 = read_links(caller, handle, &ERRORS5, &mut links);
+        if self.nvlink5 || !read_links(caller, handle, ERRORS, &mut links) {
+            self.nvlink5 = read_links(caller, handle, ERRORS5, &mut links);
         }
         let mut nvlink = NvLink {
             active_links: u32::try_from(links.len()).ok(),

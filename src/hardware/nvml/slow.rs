@@ -26,7 +26,7 @@ const CORRECTED: u32 = 0;
 const UNCORRECTED: u32 = 1;
 const VOLATILE: u32 = 0;
 
-const READINGS: [ReadingRow<Slow>; 26] = [
+const READINGS: &[ReadingRow<Slow>] = &[
     row!(recovery_action = code 230),
     row!(bank_remaps["active"] = field 303: ROWS),
     row!(bank_remaps["inactive"] = field 304: ROWS),
