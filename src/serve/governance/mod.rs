@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::domain::model::{Gpu, Moment, PluginResource, ResourceName, Snapshot, Timestamp};
-pub use process::{Mount, Namespace, OwnProcess, Privileges, read as read_own_process};
+pub use process::{MountPoint, Namespace, OwnProcess, Privileges, read as read_own_process};
 
 /// The record's schema version; every incompatible change increments it.
 pub const SCHEMA: &str = "podmeter.record/v2";

@@ -40,7 +40,7 @@ pub struct OwnProcess {
     pub read_only_root: Option<bool>,
     /// The mounts by path, without those under `/proc`, `/sys` and `/dev` that every container has; the host's devtmpfs
     /// is included.
-    pub mounts: Option<Vec<Mount>>,
+    pub mounts: Option<Vec<MountPoint>>,
 }
 
 /// User, group and capabilities, from `/proc/self/status`.
@@ -71,7 +71,7 @@ pub struct Namespace {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Mount {
+pub struct MountPoint {
     pub path: String,
     /// The directory of the file system that is mounted.
     pub root: String,
@@ -144,19 +144,19 @@ fn capability_names(bits: u64) -> Vec<String> {
 }
 
 /// The mounts in the text of `/proc/<pid>/mountinfo`, in the kernel's order. Invalid lines are skipped.
-fn all_mounts(text: &str) -> Vec<Mount> {
+fn all_mounts(text: &str) -> Vec<MountPoint> {
     text.lines().filter_map(mount).collect()
 }
 
 /// Parses a line such as `36 35 98:0 /root /point rw,noatime master:1 - ext4 /dev/sda1 rw`.
-fn mount(line: &str) -> Option<Mount> {
+fn mount(line: &str) -> Option<MountPoint> {
     let (before, after) = line.split_once(" - ")?;
     let mut fields = before.split(' ').skip(3);
     let (root, path, options) = (fields.next()?, fields.next()?, fields.next()?);
     let mut fields = after.split(' ');
     let (file_system, source, super_options) = (fields.next()?, fields.next()?, fields.next().unwrap_or_default());
     let is_read_only = |options: &str| options.split(',').any(|option| option == "ro");
-    Some(Mount {
+    Some(MountPoint {
         path: unescaped(path).into_owned(),
         root: unescaped(root).into_owned(),
         file_system: file_system.to_owned(),
@@ -166,12 +166,12 @@ fn mount(line: &str) -> Option<Mount> {
 }
 
 /// The mounts to show, sorted by path; of several at one path only the last, which covers the others.
-fn relevant_mounts(mounts: Vec<Mount>) -> Vec<Mount> {
-    let by_path: BTreeMap<String, Mount> = mounts.into_iter().map(|mount| (mount.path.clone(), mount)).collect();
+fn relevant_mounts(mounts: Vec<MountPoint>) -> Vec<MountPoint> {
+    let by_path: BTreeMap<String, MountPoint> = mounts.into_iter().map(|mount| (mount.path.clone(), mount)).collect();
     by_path.into_values().filter(is_relevant).collect()
 }
 
-fn is_relevant(mount: &Mount) -> bool {
+fn is_relevant(mount: &MountPoint) -> bool {
     let is_under =
         |top: &str| mount.path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let is_usual = is_under("/proc") || is_under("/sys") || is_under("/dev");

@@ -6,7 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use super::FakeKubelet;
-use super::device_manager::{AssignmentKey, DeviceManager, Selection};
+use super::device_manager::{AssignmentKey, DeviceManager, DeviceSelection};
 use super::faults::Method;
 use super::registration::in_go;
 use super::shared::SharedKubelet;
@@ -155,22 +155,22 @@ async fn allocate(
         let mut random = state.random.clone();
         let selection = state.devices.select(&key, wanted, reusable, &mut random)?;
         state.random = random;
-        if selection != Selection::Nothing && state.devices.is_stopped(&resource) {
+        if selection != DeviceSelection::Nothing && state.devices.is_stopped(&resource) {
             return Err(format!("endpoint {resource} has been stopped"));
         }
         let serial = state.devices.plugin(&resource);
         drop(state);
         let plugins = shared.plugins.lock();
         let plugin = serial.and_then(|serial| plugins.get(&serial));
-        if serial.is_some() && plugin.is_none() && selection != Selection::Nothing {
+        if serial.is_some() && plugin.is_none() && selection != DeviceSelection::Nothing {
             return Err("rpc error: code = Unavailable desc = connection error".to_owned());
         }
         (selection, plugin.map(|plugin| plugin.client.clone()), plugin.is_some_and(|plugin| plugin.prefers))
     };
     let devices = match selection {
-        Selection::Nothing => return Ok(Vec::new()),
-        Selection::Take(devices) => devices,
-        Selection::Choose { available, must } => {
+        DeviceSelection::Nothing => return Ok(Vec::new()),
+        DeviceSelection::Take(devices) => devices,
+        DeviceSelection::Choose { available, must } => {
             let mut preferred = Vec::new();
             if let (true, Some(mut client)) = (prefers, client.clone()) {
                 let answer = client.get_preferred_allocation(preference(&available, &must, wanted)).await;

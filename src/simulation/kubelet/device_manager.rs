@@ -10,7 +10,7 @@ use super::checkpoint::{SimulatedCheckpoint, SimulatedPodDevices};
 use super::spec::GivenDevice;
 use crate::domain::model::Monotonic;
 
-pub use selection::Selection;
+pub use selection::DeviceSelection;
 
 /// How long the kubelet keeps the capacity of a resource whose plugin has disconnected.
 pub const STOP_GRACE: Duration = Duration::from_secs(300);

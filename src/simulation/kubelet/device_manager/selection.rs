@@ -10,7 +10,7 @@ use crate::simulation::random::Random;
 
 /// What to allocate to one container of one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selection {
+pub enum DeviceSelection {
     /// Nothing to do: no plugin serves the resource, or the container has its devices already.
     Nothing,
     /// Take these; there is no choice.
@@ -27,16 +27,16 @@ impl DeviceManager {
         wanted: usize,
         reusable: &BTreeSet<String>,
         random: &mut Random,
-    ) -> Result<Selection, String> {
+    ) -> Result<DeviceSelection, String> {
         let name = &key.2;
         let Some(resource) = self.resources.get(name) else {
             return match self.assignments.keys().any(|(_, _, assigned)| assigned == name) {
                 true => Err(format!("cannot allocate unregistered device {name}")),
-                false => Ok(Selection::Nothing),
+                false => Ok(DeviceSelection::Nothing),
             };
         };
         if wanted == 0 {
-            return Ok(Selection::Nothing);
+            return Ok(DeviceSelection::Nothing);
         }
         if resource.healthy.is_empty() {
             return Err(format!("no healthy devices present; cannot allocate unhealthy devices {name}"));
@@ -44,7 +44,7 @@ impl DeviceManager {
         // Only a pod that is admitted again, after a reboot, holds devices already.
         if let Some(held) = self.assignments.get(key) {
             return match held.by_node.values().flatten().all(|id| resource.healthy.contains(id)) {
-                true => Ok(Selection::Nothing),
+                true => Ok(DeviceSelection::Nothing),
                 false => Err(format!(
                     "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {name}"
                 )),
@@ -61,15 +61,15 @@ impl DeviceManager {
             ));
         }
         if needed == 0 {
-            return Ok(Selection::Take(must));
+            return Ok(DeviceSelection::Take(must));
         }
         random.shuffle(&mut free);
         if free.len() == needed {
             must.append(&mut free);
-            return Ok(Selection::Take(must));
+            return Ok(DeviceSelection::Take(must));
         }
         free.extend(must.iter().cloned());
-        Ok(Selection::Choose { available: free, must })
+        Ok(DeviceSelection::Choose { available: free, must })
     }
 
     /// The final choice: the preferred devices that are available, then the others.

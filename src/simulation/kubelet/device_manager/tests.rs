@@ -21,7 +21,7 @@ fn key(pod: &str) -> AssignmentKey {
     (pod.to_owned(), "main".to_owned(), GPU.to_owned())
 }
 
-fn select(manager: &DeviceManager, wanted: usize, reusable: &[&str]) -> Result<Selection, String> {
+fn select(manager: &DeviceManager, wanted: usize, reusable: &[&str]) -> Result<DeviceSelection, String> {
     let reusable = reusable.iter().map(|id| (*id).to_owned()).collect();
     manager.select(&key("new"), wanted, &reusable, &mut Random::seeded(1))
 }
@@ -34,22 +34,22 @@ fn count(manager: &DeviceManager) -> Option<(usize, usize)> {
 fn selection_by_what_is_there() {
     let strings = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
     let mut manager = DeviceManager::new(KubeletVersion::UpTo136);
-    assert_eq!(select(&manager, 1, &[]), Ok(Selection::Nothing), "no plugin serves the resource");
+    assert_eq!(select(&manager, 1, &[]), Ok(DeviceSelection::Nothing), "no plugin serves the resource");
     manager.set_devices(GPU, list(&[("a", false)]));
     let error = "no healthy devices present; cannot allocate unhealthy devices example.com/gpu";
     assert_eq!(select(&manager, 1, &[]), Err(error.to_owned()));
 
     manager.set_devices(GPU, healthy(&["a", "b", "c"]));
     manager.assign(key("old"), &strings(&["a"]), Vec::new());
-    assert_eq!(select(&manager, 0, &[]), Ok(Selection::Nothing));
+    assert_eq!(select(&manager, 0, &[]), Ok(DeviceSelection::Nothing));
     let error = "requested number of devices unavailable for example.com/gpu. Requested: 3, Available: 2";
     assert_eq!(select(&manager, 3, &[]), Err(error.to_owned()));
-    assert_eq!(select(&manager, 1, &["a"]), Ok(Selection::Take(strings(&["a"]))), "from the init container");
-    assert!(matches!(select(&manager, 1, &[]), Ok(Selection::Choose { available, must })
+    assert_eq!(select(&manager, 1, &["a"]), Ok(DeviceSelection::Take(strings(&["a"]))), "from the init container");
+    assert!(matches!(select(&manager, 1, &[]), Ok(DeviceSelection::Choose { available, must })
         if available.len() == 2 && must.is_empty()));
-    assert!(matches!(select(&manager, 2, &["a"]), Ok(Selection::Choose { available, must })
+    assert!(matches!(select(&manager, 2, &["a"]), Ok(DeviceSelection::Choose { available, must })
         if available.len() == 3 && must == ["a"]));
-    assert!(matches!(select(&manager, 2, &[]), Ok(Selection::Take(devices)) if devices.len() == 2));
+    assert!(matches!(select(&manager, 2, &[]), Ok(DeviceSelection::Take(devices)) if devices.len() == 2));
 }
 
 #[test]
