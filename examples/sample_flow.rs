@@ -5,10 +5,10 @@
 //! the kubelet offers no example.com/resource
 //! podmeter has registered example.com/resource with 2 devices
 //! the kubelet offers example.com/resource: capacity 2, allocatable 2
-//! pod first asks for 1: running, with 1 of them in PODMETER_SIMULATED_DEVICES
-//! pod second asks for 2: UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for example.com/resource. Requested: 2, Available: 1, which is unexpected
+//! pod first requests 1: running, with 1 of them in PODMETER_SIMULATED_DEVICES
+//! pod second requests 2: UnexpectedAdmissionError: Allocate failed due to requested number of devices unavailable for example.com/resource. Requested: 2, Available: 1, which is unexpected
 //! pod first has ended
-//! pod third asks for 2: running, with 2 of them in PODMETER_SIMULATED_DEVICES
+//! pod third requests 2: running, with 2 of them in PODMETER_SIMULATED_DEVICES
 //! ```
 
 use std::collections::BTreeSet;
@@ -136,6 +136,6 @@ async fn ask(kubelet: &FakeKubelet, pod: &str, count: usize, out: &mut impl Writ
             format!("running, with {} of them in PODMETER_SIMULATED_DEVICES", ids.split(',').count())
         }
     };
-    writeln!(out, "pod {pod} asks for {count}: {answer}")?;
+    writeln!(out, "pod {pod} requests {count}: {answer}")?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::hardware::plausible;
 
 use UtilizationCall::{Newer, Older};
 
-/// At first: a driver asks for more than 64 entries even with one process.
+/// At first: a driver requires more than 64 entries even with one process.
 const CAPACITY: usize = 512;
 /// The longest sample period of the driver.
 const SAMPLE_SECONDS: f64 = 1.0;

@@ -114,7 +114,7 @@ fn refuse_several_slots(nvidia: &NvidiaConfig, requested: usize, shared: bool) -
     let is_refused = replication.fail_requests_greater_than_one.unwrap_or_else(|| nvidia.shares_through_mps());
     if shared && requested > 1 && is_refused {
         let message = format!(
-            "{requested} shared devices were asked for and a container may have one: more of them give it no more of a GPU \
+            "{requested} shared devices were requested and a container may have one: more of them give it no more of a GPU \
              (failRequestsGreaterThanOne)"
         );
         return Err(AllocationRefusal { result: CallResult::NotAllowed, message });

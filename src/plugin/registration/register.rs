@@ -36,7 +36,7 @@ pub enum RegistrationEnd {
     Socket { path: PathBuf, error: std::io::Error },
     #[error("the kubelet does not register the plugin: {0}")]
     Register(String),
-    #[error("the kubelet registered the plugin but did not ask for its devices within {}", words::duration(*.0))]
+    #[error("the kubelet registered the plugin but did not call ListAndWatch within {}", words::duration(*.0))]
     ListNotOpened(Duration),
     #[error("the kubelet ended the device list")]
     StreamLost,

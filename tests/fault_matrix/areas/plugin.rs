@@ -67,8 +67,8 @@ pub const AREA: Area = Area {
                 assert!(rig.kubelet.lose_stream(GPU));
             },
             metrics: &[UNREGISTERED, REGISTERED_AGAIN],
-            log: Log::Line("the kubelet registered the plugin but did not ask for its devices within 10s"),
-            page: Some(Text("/api/v1/node", "did not ask for its devices within 10s")),
+            log: Log::Line("the kubelet registered the plugin but did not call ListAndWatch within 10s"),
+            page: Some(Text("/api/v1/node", "did not call ListAndWatch within 10s")),
             goes_on: EXPORTER,
             undone: "the kubelet calls it",
             undo: Some(|rig| rig.kubelet.heal()),
