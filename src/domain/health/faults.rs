@@ -1,11 +1,19 @@
-//! What an agent keeps for the next one: faults that readings alone do not show, and marks.
+//! What an agent keeps for the next one: faults that readings alone do not show, and marks. In: the causes of a GPU. Out:
+//! its faults, and its causes again in the next agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::domain::model::{GpuUuid, MigUuid, PciBusId, UnhealthyReason, UnixSeconds};
+use super::config::{EccPolicy, FabricPolicy, HealthConfig};
+use super::marks::{Mark, restored_mark};
+use super::tracked_gpu::{CauseKey, CauseState, Subject, TrackedGpu, is_held_down};
+use super::xids;
+use crate::domain::model::{GpuUuid, MigUuid, Moment, PciBusId, UnhealthyReason, UnixSeconds};
+
+const EARLIER: &str = "found before podmeter started";
+const AFTER_READING: &str = "recovers when the driver reports that it is over, or after podmeter clear-faults";
 
 /// The faults and marks of a node. Empty when every device is healthy, or only `unknown`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -78,5 +86,97 @@ impl GpuFaults {
             "podmeter cannot read the stored faults of this GPU: check the GPU, then run podmeter unmark".into();
         let mark = Some(MarkFault { reason, until: None });
         Self { devices: vec![DeviceFaults { mig: None, since: None, mark, causes: vec![] }], ..Self::default() }
+    }
+}
+
+impl TrackedGpu {
+    /// Continues with the faults of an earlier agent. Returns what was restored, in words.
+    pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<(Subject, String)> {
+        let mut restored = vec![];
+        for (code, fault) in faults.xids.iter().filter(|(code, _)| config.effect(**code).makes_unhealthy()) {
+            self.xids.restore(*code, fault);
+            let migs = fault.mig_devices.iter().cloned().map(Subject::Mig);
+            let subjects: Vec<Subject> = if fault.is_of_gpu() { vec![Subject::Whole] } else { migs.collect() };
+            // As a cause too: an XID that the first evaluation clears is held down.
+            for subject in subjects {
+                restored.push(self.restore_cause(subject, (UnhealthyReason::Xid, *code)));
+            }
+        }
+        for device in &faults.devices {
+            let subject = device.mig.clone().map_or(Subject::Whole, Subject::Mig);
+            if let Some((fault, mark)) =
+                device.mark.as_ref().and_then(|fault| Some((fault, restored_mark(fault, now)?)))
+            {
+                let changed = if mark.reason == fault.reason {
+                    ""
+                } else {
+                    " (its stored reason was too long or had control characters)"
+                };
+                restored.push((subject.clone(), format!("the mark {:?}{changed}", mark.reason)));
+                self.marks.insert(subject.clone(), mark);
+            }
+            let is_valid = |fault: &&CauseFault| match fault.reason {
+                UnhealthyReason::Xid => config.effect(fault.code).makes_unhealthy(),
+                UnhealthyReason::Fabric => config.fabric == FabricPolicy::Unhealthy,
+                UnhealthyReason::Ecc => config.uncorrectable_ecc == EccPolicy::Unhealthy,
+                reason => is_held_down(reason),
+            };
+            for fault in device.causes.iter().filter(is_valid) {
+                restored.push(self.restore_cause(subject.clone(), (fault.reason, fault.code)));
+            }
+            self.earlier_since.extend(device.since.map(|since| (subject, since)));
+        }
+        self.pci_bus_id.clone_from(&faults.pci_bus_id);
+        self.signals.restore(faults);
+        restored
+    }
+
+    /// It ends at the first evaluation at which its value was read and is no fault, and is then held down.
+    fn restore_cause(&mut self, subject: Subject, key: CauseKey) -> (Subject, String) {
+        let (detail, restored) = match key {
+            (UnhealthyReason::Xid, code) => (xids::named(code), xids::named(code)),
+            (reason, _) => (EARLIER.to_owned(), format!("the reason {}", reason.into_str())),
+        };
+        let cause = CauseState { detail: detail.into(), clears: AFTER_READING, ended: None };
+        self.causes.entry(subject.clone()).or_default().insert(key, cause);
+        (subject, restored)
+    }
+
+    /// What an agent that starts later restores. `None`: nothing. A device has an entry without a mark or causes for its
+    /// `since`, where it is unhealthy by its GPU, by a current XID or as `unknown`.
+    pub fn faults(&self) -> Option<GpuFaults> {
+        let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
+        // Also of MIG devices that are gone, and of a GPU that was not evaluated or is not served.
+        let with_state = self.marks.keys().chain(self.causes.keys()).chain(self.earlier_since.keys());
+        let subjects: BTreeSet<&Subject> = unhealthy.chain(with_state).collect();
+        let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
+        let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.causes.is_empty());
+        let (recovery_action, energy_counter) = self.signals.reset_evidence();
+        (has_faults || !self.xids.active.is_empty()).then(|| GpuFaults {
+            xids: self.xids.active.iter().map(|(code, xid)| (*code, xid.fault())).collect(),
+            devices,
+            recovery_action,
+            lost: self.signals.is_lost(),
+            pci_bus_id: self.pci_bus_id.clone(),
+            energy_counter,
+        })
+    }
+
+    fn device_faults(&self, subject: &Subject) -> DeviceFaults {
+        let since = self.health.get(subject).map(|health| health.since.unix);
+        let mark_fault =
+            |mark: &Mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|at| at.unix) };
+        // An active XID is restored from `xids`.
+        let is_active = |code: &u32| self.xids.active.contains_key(code);
+        let is_kept = |((reason, code), cause): &(&CauseKey, &CauseState)| {
+            is_held_down(*reason) && (*reason != UnhealthyReason::Xid || cause.ended.is_some() || !is_active(code))
+        };
+        let causes = self.causes.get(subject).into_iter().flatten();
+        DeviceFaults {
+            mig: subject.mig().cloned(),
+            since: since.or_else(|| self.earlier_since.get(subject).copied()),
+            mark: self.marks.get(subject).map(mark_fault),
+            causes: causes.filter(is_kept).map(|(key, _)| CauseFault { reason: key.0, code: key.1 }).collect(),
+        }
     }
 }

@@ -19,7 +19,6 @@
 //!
 //! Time alone ends a hold-down, a mark that has an end, and one case of `unknown`: the table of `GpuSignals::unknown`.
 
-mod causes;
 mod config;
 mod faults;
 mod marks;
@@ -45,9 +44,8 @@ use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthCause, HealthState, HealthTransition, MigUuid, Moment, Monotonic,
     UnixSeconds, XidClass, XidEvent,
 };
-use causes::CauseKey;
 use marks::Mark;
-use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
+use tracked_gpu::{CauseKey, Subject, SubjectTransition, TrackedGpu};
 
 /// How long after it was listed a device is `unknown` of which no read was requested (`GpuSignals::unknown`).
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);

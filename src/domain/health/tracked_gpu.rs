@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::causes::{CauseKey, CauseState, CurrentCauses, holds_indefinitely, is_held_down, update_causes};
-use super::config::{EccPolicy, FabricPolicy, HealthConfig};
-use super::faults::{CauseFault, DeviceFaults, GpuFaults, MarkFault};
-use super::marks::{Mark, restored_mark};
+use super::config::{HealthConfig, Recovery};
+use super::marks::Mark;
 use super::signals::GpuSignals;
 use super::xids::{self, Effect, GpuXids};
 use super::{DriverStatus, EvaluationContext};
@@ -20,8 +18,6 @@ const AFTER_RESTART: &str = "recovers after a restart of the GPU (its energy cou
                              of the node, or podmeter clear-faults";
 const AFTER_UNMARK: &str = "recovers after podmeter unmark";
 const AFTER_MARK: &str = "recovers after podmeter unmark, or when the mark ends";
-const EARLIER: &str = "found before podmeter started";
-const AFTER_READING: &str = "recovers when the driver reports that it is over, or after podmeter clear-faults";
 
 /// The whole of a GPU, or one of its MIG devices.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +40,28 @@ impl Subject {
     }
 }
 
+/// A reason, and the code of an XID, else 0.
+pub type CauseKey = (UnhealthyReason, u32);
+
+/// The causes of one device now, each with its detail and what clears it.
+type CurrentCauses = BTreeMap<CauseKey, (Arc<str>, &'static str)>;
+
+/// One cause of a device.
+#[derive(Debug)]
+pub struct CauseState {
+    pub detail: Arc<str>,
+    pub clears: &'static str,
+    /// When it ended; it then stays for the hold-down. `None`: it is current, or restored and not evaluated yet.
+    pub ended: Option<Monotonic>,
+}
+
+impl CauseState {
+    fn cause(&self, (reason, _): CauseKey, config: &HealthConfig) -> HealthCause {
+        let clears = if self.ended.is_some() { after_the_fault(config) } else { self.clears.into() };
+        HealthCause { reason, detail: Arc::clone(&self.detail), clears }
+    }
+}
+
 /// A `HealthTransition`, as far as the GPU determines it.
 pub struct SubjectTransition {
     pub subject: Subject,
@@ -59,111 +77,21 @@ pub struct TrackedGpu {
     /// The MIG devices that the inventory last had.
     pub mig_devices: Vec<MigDevice>,
     first_listed: Option<Monotonic>,
-    pci_bus_id: Option<PciBusId>,
+    pub pci_bus_id: Option<PciBusId>,
     pub signals: GpuSignals,
     pub xids: GpuXids,
     pub marks: BTreeMap<Subject, Mark>,
     /// Those of `Whole` make its MIG devices unhealthy too; a MIG device has its own besides.
-    causes: BTreeMap<Subject, BTreeMap<CauseKey, CauseState>>,
+    pub causes: BTreeMap<Subject, BTreeMap<CauseKey, CauseState>>,
     /// The health of the GPU and its present MIG devices, by the last evaluation.
-    health: BTreeMap<Subject, DeviceHealth>,
+    pub health: BTreeMap<Subject, DeviceHealth>,
     /// Since when an earlier agent had them as unhealthy, until they are evaluated.
-    earlier_since: BTreeMap<Subject, UnixSeconds>,
+    pub earlier_since: BTreeMap<Subject, UnixSeconds>,
 }
 
 impl TrackedGpu {
     pub fn new(now: Moment) -> Self {
         Self { xids: GpuXids::new(now.unix), ..Self::default() }
-    }
-
-    /// Continues with the faults of an earlier agent. Returns what was restored, in words.
-    pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<(Subject, String)> {
-        let mut restored = vec![];
-        for (code, fault) in faults.xids.iter().filter(|(code, _)| config.effect(**code).makes_unhealthy()) {
-            self.xids.restore(*code, fault);
-            let migs = fault.mig_devices.iter().cloned().map(Subject::Mig);
-            let subjects: Vec<Subject> = if fault.is_of_gpu() { vec![Subject::Whole] } else { migs.collect() };
-            // As a cause too: an XID that the first evaluation clears is held down.
-            for subject in subjects {
-                restored.push(self.restore_cause(subject, (UnhealthyReason::Xid, *code)));
-            }
-        }
-        for device in &faults.devices {
-            let subject = device.mig.clone().map_or(Subject::Whole, Subject::Mig);
-            if let Some((fault, mark)) =
-                device.mark.as_ref().and_then(|fault| Some((fault, restored_mark(fault, now)?)))
-            {
-                let changed = if mark.reason == fault.reason {
-                    ""
-                } else {
-                    " (its stored reason was too long or had control characters)"
-                };
-                restored.push((subject.clone(), format!("the mark {:?}{changed}", mark.reason)));
-                self.marks.insert(subject.clone(), mark);
-            }
-            let is_valid = |fault: &&CauseFault| match fault.reason {
-                UnhealthyReason::Xid => config.effect(fault.code).makes_unhealthy(),
-                UnhealthyReason::Fabric => config.fabric == FabricPolicy::Unhealthy,
-                UnhealthyReason::Ecc => config.uncorrectable_ecc == EccPolicy::Unhealthy,
-                reason => is_held_down(reason),
-            };
-            for fault in device.causes.iter().filter(is_valid) {
-                restored.push(self.restore_cause(subject.clone(), (fault.reason, fault.code)));
-            }
-            self.earlier_since.extend(device.since.map(|since| (subject, since)));
-        }
-        self.pci_bus_id.clone_from(&faults.pci_bus_id);
-        self.signals.restore(faults);
-        restored
-    }
-
-    /// It ends at the first evaluation at which its value was read and is no fault, and is then held down.
-    fn restore_cause(&mut self, subject: Subject, key: CauseKey) -> (Subject, String) {
-        let (detail, restored) = match key {
-            (UnhealthyReason::Xid, code) => (xids::named(code), xids::named(code)),
-            (reason, _) => (EARLIER.to_owned(), format!("the reason {}", reason.into_str())),
-        };
-        let cause = CauseState { detail: detail.into(), clears: AFTER_READING, ended: None };
-        self.causes.entry(subject.clone()).or_default().insert(key, cause);
-        (subject, restored)
-    }
-
-    /// What an agent that starts later restores. `None`: nothing. A device has an entry without a mark or causes for its
-    /// `since`, where it is unhealthy by its GPU, by a current XID or as `unknown`.
-    pub fn faults(&self) -> Option<GpuFaults> {
-        let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
-        // Also of MIG devices that are gone, and of a GPU that was not evaluated or is not served.
-        let with_state = self.marks.keys().chain(self.causes.keys()).chain(self.earlier_since.keys());
-        let subjects: BTreeSet<&Subject> = unhealthy.chain(with_state).collect();
-        let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
-        let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.causes.is_empty());
-        let (recovery_action, energy_counter) = self.signals.reset_evidence();
-        (has_faults || !self.xids.active.is_empty()).then(|| GpuFaults {
-            xids: self.xids.active.iter().map(|(code, xid)| (*code, xid.fault())).collect(),
-            devices,
-            recovery_action,
-            lost: self.signals.is_lost(),
-            pci_bus_id: self.pci_bus_id.clone(),
-            energy_counter,
-        })
-    }
-
-    fn device_faults(&self, subject: &Subject) -> DeviceFaults {
-        let since = self.health.get(subject).map(|health| health.since.unix);
-        let mark_fault =
-            |mark: &Mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|at| at.unix) };
-        // An active XID is restored from `xids`.
-        let is_active = |code: &u32| self.xids.active.contains_key(code);
-        let is_kept = |((reason, code), cause): &(&CauseKey, &CauseState)| {
-            is_held_down(*reason) && (*reason != UnhealthyReason::Xid || cause.ended.is_some() || !is_active(code))
-        };
-        let causes = self.causes.get(subject).into_iter().flatten();
-        DeviceFaults {
-            mig: subject.mig().cloned(),
-            since: since.or_else(|| self.earlier_since.get(subject).copied()),
-            mark: self.marks.get(subject).map(mark_fault),
-            causes: causes.filter(is_kept).map(|(key, _)| CauseFault { reason: key.0, code: key.1 }).collect(),
-        }
     }
 
     /// Whether the inventory has ever listed it.
@@ -346,4 +274,48 @@ impl TrackedGpu {
 /// Whether only a restart of the GPU or its driver is known to clear the XID.
 fn needs_restart(code: u32) -> bool {
     matches!(xids::class(code), XidClass::NodeReboot | XidClass::Hardware)
+}
+
+/// When a device recovers whose fault has ended.
+fn after_the_fault(config: &HealthConfig) -> Arc<str> {
+    match config.recovery {
+        Recovery::Auto => {
+            let seconds = config.hold_down.as_secs_f64();
+            format!("recovers after {seconds} s without the fault, or podmeter clear-faults").into()
+        }
+        Recovery::Manual => "recovers after podmeter clear-faults".into(),
+    }
+}
+
+/// Whether an ended cause of this reason is removed only after the hold-down.
+pub(super) fn is_held_down(reason: UnhealthyReason) -> bool {
+    !matches!(reason, UnhealthyReason::Admin | UnhealthyReason::Unknown)
+}
+
+/// Whether no hold-down ends for now.
+fn holds_indefinitely(config: &HealthConfig, driver: &DriverStatus) -> bool {
+    config.recovery == Recovery::Manual || driver.released_since.is_some()
+}
+
+/// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down. One of an
+/// earlier agent does not end before its value was read.
+fn update_causes(
+    causes: &mut BTreeMap<CauseKey, CauseState>,
+    current: CurrentCauses,
+    signals: &GpuSignals,
+    EvaluationContext { config, driver, now }: EvaluationContext<'_>,
+) {
+    for (key, cause) in causes.iter_mut() {
+        if !current.contains_key(key) && signals.was_read(key.0) {
+            cause.ended.get_or_insert(now.monotonic);
+        }
+    }
+    for (key, (detail, clears)) in current {
+        causes.insert(key, CauseState { detail, clears, ended: None });
+    }
+    causes.retain(|(reason, _), cause| {
+        let Some(ended) = cause.ended else { return true };
+        let is_held = holds_indefinitely(config, driver) || now.monotonic < ended + config.hold_down;
+        is_held && is_held_down(*reason)
+    });
 }
