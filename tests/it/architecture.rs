@@ -195,6 +195,26 @@ fn libraries_io_and_unsafe_code_stay_in_their_modules() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// A struct that derived `Serialize` would add each new field to the public JSON: `serve::api` lists the fields instead.
+#[test]
+fn no_domain_struct_is_public_json_by_itself() {
+    // The first is generic, the second a string in JSON; the others are the journal's and those of `usage`.
+    const WHOLE: [&str; 4] = ["Stamped", "DeviceId", "HoldingCounters", "Cost"];
+    let mut whole = vec![];
+    for Source { file, text, .. } in sources() {
+        if file.starts_with("domain/model") || file.starts_with("domain/history") {
+            for (derived, rest) in text.split("#[derive(").skip(1).filter_map(|item| item.split_once(")]")) {
+                let head = rest.split(['{', ';']).next().unwrap_or_default();
+                let name =
+                    head.split_once("pub struct ").map(|(_, name)| name.trim()).filter(|name| !name.contains('('));
+                whole.extend(name.filter(|_| derived.contains("Serialize")).map(|name| name.replace("<T>", "")));
+            }
+        }
+    }
+    whole.sort_by_key(|name| WHOLE.iter().position(|known| known == name));
+    assert_eq!(whole, WHOLE, "list the public fields in src/serve/api/node.rs instead of deriving Serialize");
+}
+
 /// Whether the text contains `library::` as a separate word.
 fn uses(text: &str, library: &str) -> bool {
     let is_inside = |letter: char| letter.is_alphanumeric() || letter == '_';

@@ -9,7 +9,7 @@ use super::arguments::{AdminSocket, DeviceArguments, MarkArguments, ReleaseArgum
 use super::{FAILED, Failed, block_on, print};
 use crate::commands::client::{self, AgentTarget, ClientError, DEFAULT_SOCKET};
 use crate::domain::health::{DeviceCause, OrderOutcome};
-use crate::serve::api::NodeResponse;
+use crate::domain::model::Snapshot;
 use crate::terminal::harmless;
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
@@ -68,7 +68,7 @@ pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
 
 pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
     let target = target(socket);
-    let node = block_on(client::json::<NodeResponse>(&target, "/api/v1/node"))?.ok();
+    let node = block_on(client::json::<Snapshot>(&target, "/api/v1/node"))?.ok();
     send::<Value>(&target, "/resume", Value::Null)?;
     if node.is_some_and(|node| node.hardware.released.is_none()) {
         return print("The driver was not released: nothing changes.\n");

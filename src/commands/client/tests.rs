@@ -4,24 +4,25 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UnixListener};
 
 use super::*;
-use crate::serve::api::{HistoryResponse, NodeResponse};
+use crate::domain::model::Snapshot;
+use crate::serve::api::HistoryResponse;
 use crate::serve::metrics::tests::fixture;
 
-async fn node(target: &AgentTarget) -> Result<NodeResponse, ClientError> {
+async fn node(target: &AgentTarget) -> Result<Snapshot, ClientError> {
     json(target, "/api/v1/node").await
 }
 
 #[test]
 fn other_json_is_not_a_snapshot() {
     for text in ["{}", "[1]", r#"{"sequence":1,"at":{"monotonic":{"secs":1,"nanos":0},"unix":2.0}}"#] {
-        assert!(serde_json::from_str::<NodeResponse>(text).is_err(), "{text}");
+        assert!(serde_json::from_str::<Snapshot>(text).is_err(), "{text}");
     }
 }
 
 #[test]
 fn the_json_that_is_written_is_read() {
-    let written = serde_json::to_value(NodeResponse::from(&fixture::snapshot())).unwrap();
-    let read = serde_json::to_value(serde_json::from_value::<NodeResponse>(written.clone()).unwrap()).unwrap();
+    let written = serde_json::to_value(fixture::snapshot()).unwrap();
+    let read = serde_json::to_value(serde_json::from_value::<Snapshot>(written.clone()).unwrap()).unwrap();
     for part in ["at", "health", "accounts", "unattributed", "unallocated_uses", "violations", "journal", "overview"] {
         assert_eq!(read[part], written[part], "{part}");
     }
@@ -58,7 +59,7 @@ async fn refused(bytes: impl Into<Vec<u8>>) -> String {
 
 #[tokio::test]
 async fn a_response_is_read_over_tcp_and_over_a_socket() {
-    let body = serde_json::to_string(&NodeResponse::from(&fixture::snapshot())).unwrap();
+    let body = serde_json::to_string(&fixture::snapshot()).unwrap();
     let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     assert_eq!(node(&responding(response.clone().into(), false).await).await.unwrap().node_name, "node-a".into());
     let until_closed = format!("HTTP/1.1 200 OK\r\n\r\n{body}");

@@ -6,8 +6,7 @@ use strum::IntoEnumIterator;
 
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style, table};
-use crate::domain::model::{Gpu, GpuUuid, Moment, Unattributed, UnattributedReason};
-use crate::serve::api::NodeResponse;
+use crate::domain::model::{Gpu, GpuUuid, Moment, Snapshot, Unattributed, UnattributedReason};
 use crate::terminal::{clean, wrapped};
 use crate::words::counted;
 
@@ -15,7 +14,7 @@ use crate::words::counted;
 const EVENTS_SHOWN: usize = 20;
 
 /// The lines of the page. `since`: the time since the response.
-pub fn lines(node: &NodeResponse, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<Line> {
+pub fn lines(node: &Snapshot, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<Line> {
     let Some(gpu) = node.hardware.inventory.gpus.get(gpu) else {
         return vec![Line::new("The agent no longer reports this device.", Style::Plain)];
     };
@@ -49,7 +48,7 @@ pub fn lines(node: &NodeResponse, gpu: &GpuUuid, since: Duration, width: usize) 
     lines
 }
 
-fn identity(node: &NodeResponse, gpu: &Gpu, since: Duration) -> Vec<String> {
+fn identity(node: &Snapshot, gpu: &Gpu, since: Duration) -> Vec<String> {
     let mut location = vec![clean(gpu.uuid.as_str())];
     location.extend(gpu.pci_bus_id.as_ref().map(|bus| format!("PCI {}", clean(bus.as_str()))));
     location.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
@@ -86,7 +85,7 @@ fn identity(node: &NodeResponse, gpu: &Gpu, since: Duration) -> Vec<String> {
     [location, values, slow.into()].map(|words| words.join("  ")).into_iter().chain(parts).collect()
 }
 
-fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
+fn holders(node: &Snapshot, gpu: &Gpu) -> Vec<String> {
     let mut words = vec![];
     for account in node.accounts.iter().filter(|account| account.gpu == gpu.uuid) {
         let Some(holding) = &account.holding else { continue };
@@ -120,7 +119,7 @@ fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
     words
 }
 
-fn unattributed(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
+fn unattributed(node: &Snapshot, gpu: &Gpu) -> Vec<String> {
     let of_gpu = node.unattributed.iter().filter(|unattributed| unattributed.gpu == gpu.uuid);
     let parts =
         of_gpu.flat_map(|unattributed| UnattributedReason::iter().filter_map(|reason| part(unattributed, reason)));
@@ -143,7 +142,7 @@ fn part(unattributed: &Unattributed, reason: UnattributedReason) -> Option<Strin
     (!words.is_empty()).then(|| format!("{}: {}", reason.into_str(), words.join(", ")))
 }
 
-fn events(node: &NodeResponse, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec<String> {
+fn events(node: &Snapshot, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec<String> {
     let mut words = vec![];
     let transitions = node.health.transitions.iter().rev().filter(|transition| transition.gpu == gpu.uuid);
     for transition in transitions.take(EVENTS_SHOWN) {

@@ -19,7 +19,7 @@ use super::screen::Screen;
 use super::{Line, Style, text};
 use crate::clock::Clock;
 use crate::commands::client::{self, AgentTarget, ClientError};
-use crate::serve::api::NodeResponse;
+use crate::domain::model::Snapshot;
 
 /// How often ages are redrawn without other changes.
 const REDRAW: Duration = Duration::from_millis(500);
@@ -119,7 +119,7 @@ async fn live(settings: TopSettings, [terminate, interrupt, hangup]: [&mut Signa
 }
 
 /// Polls until nothing receives the responses.
-async fn poll(settings: TopSettings, responses: mpsc::Sender<Result<NodeResponse, ClientError>>) {
+async fn poll(settings: TopSettings, responses: mpsc::Sender<Result<Snapshot, ClientError>>) {
     let mut due = tokio::time::interval(settings.interval);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

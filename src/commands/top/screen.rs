@@ -7,8 +7,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::format::span;
 use super::table::{self, TableRow};
 use super::{Line, Style, detail};
-use crate::domain::model::{GpuUuid, Monotonic};
-use crate::serve::api::NodeResponse;
+use crate::domain::model::{GpuUuid, Monotonic, Snapshot};
 use crate::terminal::{clean, fit, wrapped};
 
 /// The most lines above the table; further problems are in the details.
@@ -18,7 +17,7 @@ pub struct Screen {
     /// The agent, as shown to the user.
     target: String,
     interval: Duration,
-    node: Option<NodeResponse>,
+    node: Option<Snapshot>,
     /// When the snapshot last changed; before the first one, when polling began.
     changed: Monotonic,
     /// Why the last poll failed.
@@ -38,8 +37,8 @@ impl Screen {
         Self { target, interval, node, changed: now, failure, selected_key, selected_index: 0, detail, scrolled: 0 }
     }
 
-    pub fn update(&mut self, node: NodeResponse, now: Monotonic) {
-        let stamp = |node: &NodeResponse| (node.started, node.sequence);
+    pub fn update(&mut self, node: Snapshot, now: Monotonic) {
+        let stamp = |node: &Snapshot| (node.started, node.sequence);
         if self.node.as_ref().map(stamp) != Some(stamp(&node)) {
             self.changed = now;
         }

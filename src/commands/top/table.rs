@@ -8,10 +8,9 @@ use unicode_width::UnicodeWidthStr as _;
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style};
 use crate::domain::model::{
-    Account, DeviceState, Gpu, GpuUuid, HealthCause, Holding, MigDevice, MigUuid, Monotonic, UnattributedReason,
-    UnhealthyReason, equal_division, parts_of_device,
+    Account, DeviceState, Gpu, GpuUuid, HealthCause, Holding, MigDevice, MigUuid, Monotonic, Snapshot,
+    UnattributedReason, UnhealthyReason, equal_division, parts_of_device,
 };
-use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, fit};
 use crate::words::counted;
 
@@ -47,7 +46,7 @@ pub struct TableRow {
 }
 
 /// The GPUs by number, each followed by its containers and its MIG devices, and each of these by its containers.
-pub fn rows(node: &NodeResponse) -> Vec<TableRow> {
+pub fn rows(node: &Snapshot) -> Vec<TableRow> {
     let mut rows = vec![];
     for gpu in in_order(node) {
         rows.push(device(node, gpu, None));
@@ -76,7 +75,7 @@ pub fn rows(node: &NodeResponse) -> Vec<TableRow> {
     rows
 }
 
-fn in_order(node: &NodeResponse) -> Vec<&Gpu> {
+fn in_order(node: &Snapshot) -> Vec<&Gpu> {
     let mut gpus: Vec<&Gpu> = node.hardware.inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| gpu.order());
     gpus
@@ -104,7 +103,7 @@ pub fn model(gpu: &Gpu, mig: Option<&MigDevice>) -> String {
     }
 }
 
-fn device(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> TableRow {
+fn device(node: &Snapshot, gpu: &Gpu, mig: Option<&MigDevice>) -> TableRow {
     let readings = node.hardware.readings.get(&gpu.uuid);
     let fast = readings.and_then(|readings| readings.fast.as_ref()).filter(|_| mig.is_none()).map(|fast| &fast.value);
     let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
@@ -133,7 +132,7 @@ fn device(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> TableRow {
 }
 
 /// The state in one word, with the first reason where it is unhealthy, and whether it is a problem.
-pub fn state(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) {
+pub fn state(node: &Snapshot, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) {
     if let Some(unserved) = node.hardware.inventory.unserved.get(&gpu.uuid) {
         return (format!("unserved:{}", clean(unserved.kernel_driver.as_deref().unwrap_or("no driver"))), false);
     }
@@ -147,7 +146,7 @@ pub fn state(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> (String
 }
 
 /// `free`, or how many of its slots or MIG devices are: `free:2/4`.
-fn free(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<String> {
+fn free(node: &Snapshot, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<String> {
     let device = node.overview.device(gpu, mig.map(|mig| &mig.uuid))?;
     match (node.overview.free_parts(device), device.state) {
         (Some((free, all)), _) => Some(format!("free:{free}/{all}")),
@@ -158,7 +157,7 @@ fn free(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<S
 
 /// The unattributed reasons with processes, such as `+host`, except those of the driver. A process may be listed
 /// shortly before its allocation: `+not_allocated` is shown where the agent names the pod.
-fn unattributed(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<String> {
+fn unattributed(node: &Snapshot, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<String> {
     let unattributed = node.unattributed.iter().filter(|one| one.gpu == gpu.uuid && mig.is_none());
     let is_foreign = node.unallocated_uses.iter().any(|one| one.gpu == gpu.uuid);
     let present = unattributed.flat_map(|one| &one.processes).filter(|(_, count)| **count > 0);
@@ -170,7 +169,7 @@ fn unattributed(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<
 }
 
 /// The containers' rows: holders first, then by name; without those that ended over a minute ago.
-fn containers(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigUuid>, indent: usize) -> Vec<TableRow> {
+fn containers(node: &Snapshot, gpu: &GpuUuid, mig: Option<&MigUuid>, indent: usize) -> Vec<TableRow> {
     let on_it = |account: &&Account| {
         account.gpu == *gpu && account.mig.as_ref() == mig && !account.has_long_ended(node.at.monotonic)
     };
@@ -179,7 +178,7 @@ fn containers(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigUuid>, indent:
     accounts.into_iter().map(|account| container(node, account, indent)).collect()
 }
 
-fn container(node: &NodeResponse, account: &Account, indent: usize) -> TableRow {
+fn container(node: &Snapshot, account: &Account, indent: usize) -> TableRow {
     let (counters, holding) = (&account.counters, account.holding.as_ref());
     let name = clean(&account.container.to_string());
     let used = account.memory_used_bytes.filter(|_| holding.is_some());
@@ -233,14 +232,14 @@ pub fn lines(rows: &[TableRow], width: usize) -> Vec<Line> {
 }
 
 /// The node, such as `demo, simulated driver 570.124.06, up 1m15s`.
-pub fn title(node: &NodeResponse) -> String {
+pub fn title(node: &Snapshot) -> String {
     let driver = clean(&node.hardware.driver_words());
     let name = if node.node_name.is_empty() { "podmeter".to_owned() } else { clean(&node.node_name) };
     format!("{name}, {driver}, up {}", span(node.at.monotonic.as_duration().as_secs_f64()))
 }
 
 /// The lines below the title: totals, the data's age, free devices, problems. `since`: the time since the response.
-pub fn head(node: &NodeResponse, since: Duration) -> Vec<Line> {
+pub fn head(node: &Snapshot, since: Duration) -> Vec<Line> {
     let overview = &node.overview.node;
     let holding = node.accounts.iter().filter(|account| account.holding.is_some());
     let holders: BTreeSet<_> = holding.map(|account| &account.container).collect();
@@ -282,7 +281,7 @@ pub fn head(node: &NodeResponse, since: Duration) -> Vec<Line> {
 }
 
 /// The problems that the agent reports, and each unhealthy device.
-fn problems(node: &NodeResponse) -> Vec<String> {
+fn problems(node: &Snapshot) -> Vec<String> {
     let own = [node.hardware.problem.as_deref(), node.kubelet.problem.as_deref()];
     let mut problems: Vec<String> = own.into_iter().flatten().map(clean).collect();
     for gpu in in_order(node) {
@@ -295,7 +294,7 @@ fn problems(node: &NodeResponse) -> Vec<String> {
 }
 
 /// Why a GPU or its MIG devices are unhealthy, each with the device's number.
-pub fn causes<'a>(node: &'a NodeResponse, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
+pub fn causes<'a>(node: &'a Snapshot, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
     let Some(health) = node.health.gpus.get(&gpu.uuid) else { return vec![] };
     let mut causes: Vec<_> = health.whole.causes.iter().map(|cause| (number(gpu, None), cause)).collect();
     for (uuid, part) in &health.mig_devices {
@@ -307,7 +306,7 @@ pub fn causes<'a>(node: &'a NodeResponse, gpu: &Gpu) -> Vec<(String, &'a HealthC
 }
 
 /// The node as plain text, ending with a line feed.
-pub fn text(node: &NodeResponse) -> String {
+pub fn text(node: &Snapshot) -> String {
     let rows = rows(node);
     let mut lines = vec![Line::new(title(node), Style::Heading)];
     lines.extend(head(node, Duration::ZERO));

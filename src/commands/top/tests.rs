@@ -13,13 +13,12 @@ use unicode_width::UnicodeWidthStr as _;
 use super::screen::Screen;
 use super::{Style, text};
 use crate::commands::client::ClientError;
-use crate::domain::model::{Attribution, Monotonic, SharingForm, UnixSeconds};
-use crate::serve::api::NodeResponse;
+use crate::domain::model::{Attribution, Monotonic, SharingForm, Snapshot, UnixSeconds};
 use crate::serve::metrics::tests::fixture;
 
 /// The fixture's node, as a client reads it from JSON.
-fn node() -> NodeResponse {
-    let json = serde_json::to_vec(&NodeResponse::from(&fixture::snapshot())).unwrap();
+fn node() -> Snapshot {
+    let json = serde_json::to_vec(&fixture::snapshot()).unwrap();
     serde_json::from_slice(&json).unwrap()
 }
 
@@ -76,7 +75,7 @@ fn golden_screens() {
     all.push_str("== plain text\n");
     all.push_str(&text(&node()));
     all.push_str("== plain text of an empty node\n");
-    all.push_str(&text(&NodeResponse { sequence: 1, ..NodeResponse::default() }));
+    all.push_str(&text(&Snapshot { sequence: 1, ..Snapshot::default() }));
 
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/top.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -153,12 +152,12 @@ fn a_selection_stays_on_its_row_when_others_come() {
     let accounts = std::mem::take(&mut before.accounts);
     screen.update(before.clone(), seconds(1));
     press(&mut screen, KeyCode::Down);
-    screen.update(NodeResponse { accounts, ..before }, seconds(1));
+    screen.update(Snapshot { accounts, ..before }, seconds(1));
     assert!(selected(&mut screen).starts_with(">1 "), "{}", selected(&mut screen));
 }
 
 /// This many GPUs and accounts of the fixture, with every name replaced.
-fn shrunk(gpus: usize, accounts: usize, name: &str) -> NodeResponse {
+fn shrunk(gpus: usize, accounts: usize, name: &str) -> Snapshot {
     let mut node = node();
     node.sequence = u64::try_from(gpus * 10 + accounts).unwrap();
     node.node_name = name.into();

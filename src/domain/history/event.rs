@@ -8,7 +8,7 @@ use strum::IntoStaticStr;
 use crate::domain::model::{ContainerRef, DeviceRef, Moment};
 
 /// An event on the node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct HistoryEvent {
     /// The number of the event since the start, from 1.
     pub number: u64,

@@ -8,7 +8,7 @@ use strum::IntoStaticStr;
 use super::{ContainerRef, DeviceId, GpuUuid, HoldingCounters, MigUuid, Moment, Monotonic, ResourceName, UnixSeconds};
 
 /// The use of one device by one container, kept for the retention after the end of the holding.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Account {
     pub container: ContainerRef,
     pub gpu: GpuUuid,
@@ -17,14 +17,12 @@ pub struct Account {
     pub holding: Option<Holding>,
     /// The start of this account.
     pub created: UnixSeconds,
-    #[serde(flatten)]
     pub counters: HoldingCounters,
     /// The time of the last activity; `None` while it is unknown.
     pub last_active: Option<UnixSeconds>,
     /// How busy the fraction held was in the last ten seconds read of the holding, 0 to 1.
     pub utilization_ratio: Option<f64>,
     /// The same as a part of the whole GPU, 0 to 1.
-    #[serde(rename = "device_utilization_ratio")]
     pub gpu_utilization_ratio: Option<f64>,
     /// A GPM ratio of a device that it has alone, as is the next; `None` while others keep the device busy too.
     pub sm_active_ratio: Option<f64>,
@@ -54,7 +52,7 @@ impl Account {
 }
 
 /// How a container holds a device now.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Holding {
     /// The resource; `None` for a DRA claim.
     pub resource: Option<ResourceName>,
@@ -63,8 +61,7 @@ pub struct Holding {
     /// The method by which busy time and energy are attributed; `None`: they are not.
     pub attribution: Option<Attribution>,
     /// The part of the GPU: GPU-seconds for each second of the holding. `None` while the number of slots, or the size
-    /// of the MIG device, is unknown. In JSON it is the `share` held; elsewhere a share is use.
-    #[serde(rename = "share")]
+    /// of the MIG device, is unknown.
     pub fraction: Option<f64>,
     /// The weight where use is divided without process data: 1 for a device plugin's devices; the claims of a device
     /// have weights in proportion to the capacity that each consumes, with mean 1. The containers of a claim divide its

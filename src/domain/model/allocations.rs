@@ -9,16 +9,15 @@ use serde::{Serialize, Serializer};
 use super::{ClaimDevice, ContainerRef, DeviceId, PodRef, PodUid, ResourceName};
 
 /// Which container was given which devices, from the kubelet's `List`. Sorted, each device once.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocations {
     pub pods: Vec<Pod>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub reference: PodRef,
     /// The UID in cgroups and directories. `None` while no source has it: `List` has no UIDs.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<PodUid>,
     pub containers: Vec<Container>,
     /// The pod-level exclusive CPUs (kubelet 1.37); those of containers are a subset, not an addition.
@@ -26,7 +25,7 @@ pub struct Pod {
     pub memory: Vec<MemoryBlock>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     pub reference: ContainerRef,
     pub devices: Vec<HeldDevice>,
@@ -36,7 +35,7 @@ pub struct Container {
 }
 
 /// One device of an extended resource.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HeldDevice {
     pub resource: ResourceName,
     pub id: DeviceId,
@@ -45,7 +44,7 @@ pub struct HeldDevice {
 }
 
 /// A block of the memory manager.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryBlock {
     /// The type: `memory` or `hugepages-<size>`.
     pub memory_type: Arc<str>,
@@ -54,7 +53,7 @@ pub struct MemoryBlock {
 }
 
 /// What the kubelet can allocate: healthy devices, allocated or not; CPUs and memory under the static policies.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allocatable {
     pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
     pub cpus: CpuSet,

@@ -14,7 +14,7 @@ pub type ClaimName<'a> = (&'a str, &'a str, Option<&'a str>);
 pub type ClaimKey<'a> = (ClaimName<'a>, &'a str, &'a str, &'a DeviceId);
 
 /// One device of a DRA claim. The kubelet lists all devices of a claim under every container that refers to it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimDevice {
     pub claim_namespace: Arc<str>,
     pub claim: Arc<str>,
@@ -23,33 +23,27 @@ pub struct ClaimDevice {
     pub device: DeviceId,
     pub share_id: Option<Arc<str>>,
     /// The claim's UID, from the names of the driver's CDI devices; `List` has it nowhere else.
-    #[serde(skip)]
     pub claim_uid: Option<Arc<str>>,
     /// The record in the files of its driver.
-    #[serde(flatten)]
     pub record: ClaimRecord,
 }
 
 /// The facts of a claim's device in the files that a DRA driver keeps on the node. Empty where none can be read.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimRecord {
     /// The hardware by source, the most trusted first.
-    #[serde(skip)]
     pub hardware: BTreeMap<ClaimSource, ClaimHardware>,
     /// The allocation; `None` where no file has it: the claim then holds the device, alone or equally with others.
-    #[serde(flatten)]
     pub allocation: Option<ClaimAllocation>,
 }
 
 /// How a device is allocated to a claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClaimAllocation {
     /// Whether the claim only observes the device and does not hold it.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin_access: bool,
     /// The parts of the device's capacities that the claim consumes, in thousandths of a byte or a unit. Empty: all of
     /// it, or unknown.
-    #[serde(skip)]
     pub consumed: BTreeMap<Arc<str>, u64>,
 }
 
@@ -86,14 +80,12 @@ pub enum ClaimHardware {
 }
 
 /// A device of a DRA claim, and the GPU that it is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimGpu {
-    #[serde(flatten)]
     pub claim: ClaimDevice,
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
     /// The source of the hardware.
-    #[serde(rename = "join")]
     pub source: ClaimSource,
 }
 

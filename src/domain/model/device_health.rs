@@ -11,28 +11,26 @@ use super::{ContainerRef, GpuUuid, MigDevice, MigUuid, Moment, Monotonic, Recent
 
 /// The health of every GPU that was ever listed, and of its present MIG devices. A GPU that is not served has none; one
 /// identified by its PCI address is removed once its UUID is known.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct HealthState {
     pub gpus: BTreeMap<GpuUuid, GpuHealth>,
     /// The latest transitions, oldest first; bounded.
     pub transitions: Vec<HealthTransition>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GpuHealth {
     /// The health of the whole GPU.
     pub whole: DeviceHealth,
     /// The health of each MIG device, including causes of the whole GPU.
-    #[serde(rename = "instances")]
     pub mig_devices: BTreeMap<MigUuid, DeviceHealth>,
     pub xids: XidCounts,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DeviceHealth {
     pub healthy: bool,
     /// Whether it was ever healthy, or unhealthy by more than `unknown`. Until then a change to healthy is no transition.
-    #[serde(skip)]
     pub known: bool,
     /// When `healthy` last changed, or it was first listed. A fault of an earlier agent keeps its time.
     pub since: Moment,
@@ -41,7 +39,7 @@ pub struct DeviceHealth {
 }
 
 /// One cause for which a device is unhealthy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCause {
     pub reason: UnhealthyReason,
     /// The cause in words: `XID 79 (the GPU has fallen off the bus)`.
@@ -67,7 +65,7 @@ pub enum UnhealthyReason {
 }
 
 /// A change of a device's health.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct HealthTransition {
     /// The number of the transition since the start, from 1.
     pub number: u64,
@@ -84,7 +82,7 @@ pub struct HealthTransition {
 }
 
 /// The XIDs of one batch that differ only in their time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct XidEvent {
     /// The time of the last of them.
     pub at: Moment,
@@ -98,7 +96,7 @@ pub struct XidEvent {
 }
 
 /// XIDs of one code attributed to one container on one device. The count never falls.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ContainerXid {
     pub container: ContainerRef,
     pub gpu: GpuUuid,
@@ -112,7 +110,7 @@ pub struct ContainerXid {
 }
 
 /// The part of a partitioned GPU that an XID concerns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct XidInstance {
     pub gpu_instance: u32,
     /// The compute instance; `None`: all in the GPU instance.
@@ -120,27 +118,24 @@ pub struct XidInstance {
 }
 
 /// The XIDs of one GPU. No count falls.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct XidCounts {
     /// When counting began.
     pub created: UnixSeconds,
     /// The count of every class, from 0.
     pub by_class: BTreeMap<XidClass, u64>,
-    #[serde(rename = "last")]
     pub by_code: BTreeMap<u32, XidCount>,
 }
 
 /// The XIDs of one code.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct XidCount {
     pub class: XidClass,
     /// The time of the last of them.
     pub at: Moment,
     pub count: u64,
-    #[serde(skip)]
     pub recent: RecentCount,
     /// When the last of them concerned a GPU instance, by its number; `None`: the whole GPU.
-    #[serde(skip)]
     pub last_of: BTreeMap<Option<u32>, Monotonic>,
 }
 

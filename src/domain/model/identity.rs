@@ -74,7 +74,7 @@ string_identity! {
     ContainerId
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
@@ -92,7 +92,7 @@ impl fmt::Display for PodRef {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
@@ -100,7 +100,6 @@ pub struct ContainerRef {
     /// The UID in cgroups and the kubelet's checkpoint. It distinguishes pods of the same name: references with
     /// different UIDs are different containers. `None`, also later, if no source had it in the first answer that listed
     /// the pod.
-    #[serde(skip)]
     pub pod_uid: Option<PodUid>,
 }
 
@@ -144,7 +143,7 @@ impl fmt::Display for ContainerRef {
 }
 
 /// A whole GPU, or one MIG device of it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceRef {
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,

@@ -4,12 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use super::{DeviceId, GpuUuid, MigUuid, PciBusId, ResourceName};
 
 /// The devices of the node. A GPU that was listed once stays, marked as not present.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inventory {
     /// The number of the list, which rises when handles are read again: after a driver reload, a MIG change, a
     /// hot-plug. 0: nothing has been read yet.
@@ -17,19 +15,16 @@ pub struct Inventory {
     pub driver: Option<DriverInfo>,
     pub gpus: BTreeMap<GpuUuid, Gpu>,
     /// The UUIDs that several GPUs have, with the GPUs' indexes; none of these GPUs is in `gpus`.
-    #[serde(skip)]
     pub duplicate_uuids: BTreeMap<GpuUuid, Vec<u32>>,
     /// The GPUs of `gpus` that the driver has not listed since podmeter started.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<GpuUuid, MissingGpu>,
     /// The GPUs of `gpus` that the NVIDIA driver is not expected to serve: an old display card, or one at another
     /// kernel driver, such as vfio-pci. They are not missing, and have no readings and no health.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unserved: BTreeMap<GpuUuid, UnservedGpu>,
 }
 
 /// What the kernel reports of a GPU on the PCI bus that the NVIDIA driver is not expected to serve.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnservedGpu {
     /// The kernel driver, such as `nouveau` or `vfio-pci`; `None`: it has none.
     pub kernel_driver: Option<Arc<str>>,
@@ -38,7 +33,7 @@ pub struct UnservedGpu {
 }
 
 /// A GPU that the driver does not list, but the PCI bus or the kubelet does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MissingGpu {
     /// The source, in words.
     pub detail: Arc<str>,
@@ -48,7 +43,7 @@ pub struct MissingGpu {
     pub mig_devices: BTreeSet<MigUuid>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverInfo {
     pub driver_version: Arc<str>,
     pub cuda_version: Option<Arc<str>>,
@@ -56,7 +51,7 @@ pub struct DriverInfo {
 }
 
 /// One physical GPU. `None`: the driver has no value.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gpu {
     pub uuid: GpuUuid,
     /// The driver's number; `None` for a GPU that the driver has not listed.
@@ -70,7 +65,6 @@ pub struct Gpu {
     pub compute_capability: Option<Arc<str>>,
     pub vbios_version: Option<Arc<str>>,
     /// The serial number of the board, which GPUs of one superchip share. Only the governance record has it.
-    #[serde(skip)]
     pub serial: Option<Arc<str>>,
     /// Where the GPU is in its chassis or rack; `None` before Blackwell.
     pub platform: Option<Platform>,
@@ -90,10 +84,9 @@ pub struct Gpu {
 }
 
 /// A GPU's place by the platform's data. An HGX board has no slot and no tray.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Platform {
     /// The serial number of the chassis, for the governance record only.
-    #[serde(skip)]
     pub chassis_serial: Option<Arc<str>>,
     /// The slot, counted with the switches.
     pub slot: Option<u8>,
@@ -104,12 +97,11 @@ pub struct Platform {
     /// The GPU's number within the node; not in the order of the indexes.
     pub module_id: Option<u8>,
     /// The kind of NVLink peers: `direct` or `switch`.
-    #[serde(skip_deserializing)]
     pub peer_type: Option<&'static str>,
 }
 
 /// The remote ends of a GPU's active NVLinks, as read on this GPU. The other end may report other values.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NvLinkPeers {
     /// The number of links by the PCI bus ID of their remote end: another GPU, or a device not known to be a switch.
     pub by_bus_id: BTreeMap<PciBusId, u32>,
@@ -118,7 +110,7 @@ pub struct NvLinkPeers {
 }
 
 /// One MIG device: a compute instance inside a GPU instance.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigDevice {
     pub uuid: MigUuid,
     /// The driver's index among the MIG devices of its GPU, from 0, with gaps.
@@ -136,12 +128,11 @@ pub struct MigDevice {
 }
 
 /// A scan of the PCI bus, independent of the driver.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeDevices {
     /// The number of GPUs on the bus that the NVIDIA driver should serve.
     pub expected: usize,
     /// The GPUs by address. Empty where GPUs are simulated.
-    #[serde(skip)]
     pub on_bus: BTreeMap<PciBusId, BusGpu>,
 }
 

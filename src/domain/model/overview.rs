@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{GpuUuid, MigUuid, ResourceName};
 
 /// The values that the page and `top` show of a snapshot, computed once.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overview {
     /// Each GPU, followed by its MIG devices.
     pub devices: Vec<DeviceOverview>,
@@ -15,7 +15,7 @@ pub struct Overview {
     pub node: NodeOverview,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DeviceOverview {
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
@@ -45,7 +45,7 @@ pub enum DeviceState {
 }
 
 /// The numbers of devices of one extended resource, of any vendor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceCount {
     /// The healthy devices in the kubelet's list.
     pub allocatable: usize,
@@ -60,7 +60,7 @@ pub struct ResourceCount {
     pub unhealthy: Option<usize>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NodeOverview {
     pub gpus: usize,
     /// The sum of the fractions of GPUs that are held; `None` where one is unknown.

@@ -4,16 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use strum::{IntoEnumIterator, IntoStaticStr};
 
 use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, UnhealthyReason, UnixSeconds};
 
 /// The state of the device plugin.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PluginState {
     /// Whether `resources` has all that is offered: the driver was read, or has a problem, and the host was scanned.
-    #[serde(rename = "checked")]
     pub resources_complete: bool,
     /// The number of kubelets that replaced another one since the start.
     pub kubelet_restarts: u64,
@@ -21,24 +19,20 @@ pub struct PluginState {
     pub problems: Vec<Arc<str>>,
     /// The number of devices for which a vendor's CDI specification is not used, by file and reason; `problems` has the
     /// sentences.
-    #[serde(skip)]
     pub unused_cdi_files: BTreeMap<(Arc<str>, &'static str), usize>,
     /// The profile of the configuration that applies; `None` where it has none.
-    #[serde(skip_deserializing)]
     pub profile: Option<AppliedProfile>,
     pub resources: BTreeMap<ResourceName, PluginResource>,
     /// The control daemons of the GPUs that MPS shares: each daemon's process ID in its PID namespace.
-    #[serde(skip)]
     pub mps_daemons: MpsDaemons,
     /// Why pods get a GPU only when there is no other one.
-    #[serde(skip_deserializing)]
     pub avoided: BTreeMap<GpuUuid, &'static str>,
 }
 
 pub type MpsDaemons = BTreeMap<GpuUuid, BTreeSet<u32>>;
 
 /// The profile of the configuration that applies to this node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppliedProfile {
     /// `profile`, `common` where none matches, or `undecided` while it depends on unknown GPUs.
     pub decision: &'static str,
@@ -46,7 +40,7 @@ pub struct AppliedProfile {
 }
 
 /// One resource that the plugin serves, or tries to serve.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PluginResource {
     /// When its counters began.
     pub created: UnixSeconds,
@@ -56,7 +50,6 @@ pub struct PluginResource {
     pub problem: Option<Arc<str>>,
     /// Why it is no longer served; `None` while it is served or about to be.
     pub ended: Option<Arc<str>>,
-    #[serde(skip)]
     pub ended_at: Option<Monotonic>,
     /// The other plugin that serves this resource, or offers its hardware under another, in words with a remedy.
     pub conflict: Option<Arc<str>>,
@@ -71,24 +64,18 @@ pub struct PluginResource {
     /// The GPU of each device that has one; for a MIG device the GPU that it is a part of.
     pub gpus: Arc<BTreeMap<DeviceId, GpuUuid>>,
     /// The Allocate calls by result: ok, unknown_device, unhealthy, held, not_allowed.
-    #[serde(skip_deserializing)]
     pub allocations: BTreeMap<&'static str, u64>,
-    #[serde(skip)]
     pub allocate_durations: DurationHistogram,
     /// Whether NVIDIA's MPS control daemon shares its devices, and not time slices.
     pub mps: bool,
     /// Whether the plugin serves GetPreferredAllocation.
     pub prefers: bool,
-    #[serde(skip)]
     pub preferred_durations: DurationHistogram,
     /// The preferences that were not the best possible, by reason.
-    #[serde(skip)]
     pub preferred_fallbacks: BTreeMap<&'static str, u64>,
     /// The transitions of its devices' health, by `healthy` or `unhealthy`, then by reason.
-    #[serde(skip)]
     pub health_transitions: BTreeMap<&'static str, BTreeMap<PluginUnhealthyReason, u64>>,
     /// The PreStartContainer calls by result; empty where the check before a start is off.
-    #[serde(skip)]
     pub pre_starts: BTreeMap<&'static str, u64>,
 }
 

@@ -1,9 +1,7 @@
 //! Pod labels that are shown, and their names in Prometheus.
 
-use serde::Serialize;
-
 /// A pod label to show, and its name in Prometheus.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodLabel {
     /// The name in Kubernetes: `app.kubernetes.io/name`.
     pub key: String,

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::Serialize;
 
 use super::{ContainerId, ContainerRef, Monotonic, PodLabel, PodRef, PodUid, SourceStatus, UnattributedReason};
 
 /// Identifies one process: process IDs are reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProcessKey {
     /// The process ID in the host's PID namespace.
     pub pid: u32,
@@ -81,7 +81,7 @@ impl Owner {
 }
 
 /// A process on a device, by its last examination.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// The identity; `None`: it had ended before.
     pub key: Option<ProcessKey>,
@@ -92,28 +92,20 @@ pub struct Process {
 }
 
 /// The processes on the devices and their owners.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct ProcessState {
     /// Whether host process IDs are visible, and process attribution is on.
     pub enabled: bool,
     /// What is missing, with a remedy: host process IDs, or a source of pod names.
     pub problem: Option<Arc<str>>,
     /// The processes on devices, by host process ID.
-    #[serde(skip_deserializing)]
     pub processes: BTreeMap<u32, Process>,
     /// The running pods with a known UID, by name.
-    #[serde(serialize_with = "as_list", skip_deserializing)]
     pub pods: Arc<BTreeMap<PodRef, Arc<PodIdentity>>>,
     /// The labels to show of each pod.
-    #[serde(skip_deserializing)]
     pub pod_labels: Arc<[PodLabel]>,
     /// The status of the scans; `None` while not enabled.
     pub collector: Option<SourceStatus>,
-}
-
-/// Writes a list: JSON keys are strings, and each identity has its pod's name.
-fn as_list<S: Serializer>(pods: &Arc<BTreeMap<PodRef, Arc<PodIdentity>>>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(pods.values())
 }
 
 impl ProcessState {
@@ -130,7 +122,7 @@ impl ProcessState {
 }
 
 /// The identity of a pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodIdentity {
     pub pod: PodRef,
     /// The UID in the API server.
@@ -146,7 +138,7 @@ pub struct PodIdentity {
 }
 
 /// The kubelet's pods, from its Pods API.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodDirectory {
     /// Whether the watch is running and has sent all pods. While false, `pods` may be old or empty, and others may run.
     pub complete: bool,

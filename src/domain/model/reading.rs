@@ -16,33 +16,26 @@ pub struct Stamped<T> {
 }
 
 /// The readings of one GPU. An unsupported, failed or stale value is `None`, never zero.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceReadings {
-    #[serde(skip_deserializing)]
     pub totals: DeviceTotals,
     pub fast: Option<Stamped<Fast>>,
     pub medium: Option<Stamped<Medium>>,
-    #[serde(skip_deserializing)]
     pub slow: Option<Stamped<Slow>>,
     /// The processes that were active, or had a context on the GPU, at some time in the last minute.
-    #[serde(skip)]
     pub recent_pids: BTreeSet<u32>,
     /// Whether a call on this GPU has not returned within the watchdog's limit.
     pub stuck: bool,
     /// Whether the driver reports the GPU as lost, or returns an error for it.
     pub lost: bool,
     /// Whether it is lost because the driver does not list it.
-    #[serde(rename = "unlisted")]
     pub not_enumerated: bool,
     /// The last accepted value of the driver's energy counter, in millijoules. It falls when the GPU restarts, by a
     /// reset or with the driver.
-    #[serde(skip)]
     pub energy_counter: Option<u64>,
     /// The start of the pass under way.
-    #[serde(rename = "asked")]
     pub pass_began: Option<Monotonic>,
     /// Why this process cannot read the GPU.
-    #[serde(skip)]
     pub problem: Option<Arc<str>>,
 }
 
@@ -57,10 +50,9 @@ impl DeviceReadings {
 }
 
 /// Integrals since the agent first read the GPU. They never fall, although the driver's counters may.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceTotals {
     /// The time up to which the integrals are complete; 0 before the GPU's first pass.
-    #[serde(rename = "through")]
     pub complete_until: Monotonic,
     pub busy_seconds: Option<f64>,
     pub memory_busy_seconds: Option<f64>,
@@ -71,11 +63,9 @@ pub struct DeviceTotals {
     pub module_energy_joules: Option<f64>,
     /// The seconds in which a kernel ran, by GPU instance of a partitioned GPU, or SM-seconds where only these are
     /// known. Only instances of the last pass; one that reappears restarts at 0. Empty on a whole GPU.
-    #[serde(skip)]
     pub instance_busy_seconds: BTreeMap<u32, f64>,
     /// The time that no sample covers: the gaps, and time in a session with neither samples nor a rate.
     pub uncovered_seconds: f64,
-    #[serde(skip)]
     pub gaps: ReadingGaps,
     /// The part of the SMs' time that each process used, 0 to 1, integrated over time, by PID. `None` while the driver has no
     /// values, as always on a partitioned GPU. A process that is absent was neither active nor listed for a minute.
@@ -83,7 +73,6 @@ pub struct DeviceTotals {
     /// These are weights to compare with each other, not parts of the device's busy seconds: processes run at the same
     /// time, and the driver rounds to percent and leaves out small values. A process that works again after it was removed
     /// restarts at zero.
-    #[serde(skip)]
     pub process_sm_seconds: Option<BTreeMap<u32, f64>>,
 }
 
@@ -107,13 +96,12 @@ pub struct ReadingGaps {
 }
 
 /// The readings of the fast tier: every ten seconds, and every second while the GPU is watched.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fast {
     /// The part of the last ten seconds read in which a kernel ran, 0 to 1. In a reader's pass, and in the first one
     /// after a gap, it is that of the driver's last sample; so is each utilization.
     pub utilization_ratio: Option<f64>,
     /// The utilization by GPU instance of a partitioned GPU; SM activity where only that is known.
-    #[serde(skip)]
     pub instance_utilization_ratios: BTreeMap<u32, f64>,
     pub power_watts: Option<f64>,
     /// The power of the whole module that the GPU is on, with its CPU and its other GPU, which reads the same.
@@ -121,7 +109,7 @@ pub struct Fast {
 }
 
 /// The readings of the medium tier: every fifteen seconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Medium {
     pub memory: Option<MemoryUse>,
     pub gpu_temperature_celsius: Option<f64>,
@@ -130,54 +118,44 @@ pub struct Medium {
     pub temperature_margin_celsius: Option<f64>,
     pub power_limit_watts: Option<f64>,
     /// The limit that an administrator set; a lower limit of another source may apply.
-    #[serde(skip)]
     pub power_limit_requested_watts: Option<f64>,
     pub clocks: Clocks,
     /// The throttled seconds by reason, since the driver was loaded, monotonic.
-    #[serde(skip_deserializing)]
     pub throttled_seconds: BTreeMap<&'static str, f64>,
     /// The seconds of the driver's performance policies that `throttled_seconds` lacks: `thermal`, `board_limit`,
     /// `low_utilization`, `reliability`. For `/metrics/dcgm` only.
-    #[serde(skip)]
     pub policy_violation_seconds: BTreeMap<&'static str, f64>,
     /// Every reason that the driver has, true when active.
-    #[serde(skip_deserializing)]
     pub clock_events: BTreeMap<&'static str, bool>,
     /// The number of readings of the last five minutes in which each reason was active.
-    #[serde(skip)]
     pub clock_event_samples: BTreeMap<&'static str, u64>,
     /// How often each reason became active between two readings since the agent started.
-    #[serde(skip)]
     pub clock_event_starts: BTreeMap<&'static str, u64>,
     pub performance_state: Option<u32>,
     /// The speed of each fan, by its number.
     pub fan_speed_ratios: Vec<f64>,
     pub gpm: GpmRatios,
-    #[serde(skip_deserializing)]
     pub rates: Rates,
     /// The SM cycles, GPM 248; the next is GPM 249.
     pub sm_cycles: Option<f64>,
     pub sm_active_cycles: Option<f64>,
     /// The cumulative cycles of the pipes, GPM 250 to 254 and 257 to 260: tensor (any of its kinds), dmma, hmma, imma,
     /// dfma, int, fp64, fp32, fp16.
-    #[serde(skip)]
     pub pipe_cycles: BTreeMap<&'static str, f64>,
     /// The readings of the GPU instances of a partitioned GPU.
     pub instances: Vec<InstanceReading>,
     /// The processes with a context on the GPU, active or not, by PID. `None`: unknown.
-    #[serde(skip)]
     pub processes: Option<Vec<DeviceProcess>>,
     /// The NVML call that lists SM use by process; `none` where both calls list no process of a busy GPU. `None` while
     /// unknown.
     pub process_utilization_source: Option<Cow<'static, str>>,
     /// The mode: passthrough or vgpu, in a virtual machine; host_vgpu or host_vsga, on a host of virtual machines.
     /// `None` on bare metal.
-    #[serde(skip_deserializing)]
     pub virtualization: Option<&'static str>,
 }
 
 /// Current rates of the device.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
     /// The part of the last ten seconds read in which memory was read or written, 0 to 1.
     pub memory_utilization_ratio: Option<f64>,
@@ -185,12 +163,11 @@ pub struct Rates {
     pub engine_utilization_ratios: BTreeMap<&'static str, f64>,
     pub traffic: Traffic,
     /// The bytes of NVLink 0 alone, transmitted and received, over the time since the last slow pass.
-    #[serde(skip)]
     pub link0_bytes_per_second: Option<f64>,
 }
 
 /// The bytes a second over the time since the last medium pass (GPM), or since the last slow one (counters).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     pub pcie_transmitted: Option<f64>,
     pub pcie_received: Option<f64>,
@@ -231,19 +208,18 @@ pub struct DeviceProcess {
 }
 
 /// GPM ratios, 0 to 1, over the time since the last medium pass.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpmRatios {
     pub graphics_engine_active: Option<f64>,
     pub sm_active: Option<f64>,
     pub sm_occupancy: Option<f64>,
     pub dram_active: Option<f64>,
     /// The activity of the pipes: tensor, hmma, imma, dfma, fp64, fp32, fp16, int.
-    #[serde(skip_deserializing)]
     pub pipes: BTreeMap<&'static str, f64>,
 }
 
 /// One GPU instance of a partitioned GPU; its memory is shared by its compute instances.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct InstanceReading {
     pub gpu_instance: u32,
     /// The MIG devices inside it.
@@ -253,7 +229,7 @@ pub struct InstanceReading {
 }
 
 /// The use of memory: used + free + reserved = total.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     pub used: u64,
     pub free: u64,
@@ -261,7 +237,7 @@ pub struct MemoryUse {
     pub total: u64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Clocks {
     pub sm_hertz: Option<f64>,
     pub memory_hertz: Option<f64>,

@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
-
 /// The readings of the slow tier: every minute.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slow {
     pub ecc: Vec<EccLocation>,
     /// The corrected errors over the board's lifetime.
@@ -31,7 +29,6 @@ pub struct Slow {
     /// The number of the recovery action, NVML field 230.
     pub recovery_action: Option<u32>,
     /// Whether vGPU is licensed; false also on a GPU without vGPU licensing.
-    #[serde(skip)]
     pub vgpu_licensed: Option<bool>,
 }
 
@@ -44,14 +41,14 @@ impl Slow {
 }
 
 /// Volatile ECC counts of one location, since the driver was loaded, monotonic.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EccLocation {
     pub location: &'static str,
     pub corrected: Option<u64>,
     pub uncorrected: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowRemap {
     pub correctable: u64,
     pub uncorrectable: u64,
@@ -59,7 +56,7 @@ pub struct RowRemap {
     pub failed: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pcie {
     pub replays: Option<u64>,
     pub errors: BTreeMap<&'static str, u64>,
@@ -71,7 +68,7 @@ pub struct Pcie {
     pub link_width_lanes_max: Option<u32>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NvLink {
     /// The sums over all links, including those that are down. A reader sets sums of bytes only where links have none.
     pub transmitted_bytes: Option<f64>,
@@ -79,12 +76,10 @@ pub struct NvLink {
     pub errors: BTreeMap<&'static str, u64>,
     /// The driver's sums over all links: crc_flit, crc_data, replay, recovery (fields 38, 45, 52, 59), and of NVLink 5
     /// recovery_successful (field 213).
-    #[serde(skip)]
     pub error_sums: BTreeMap<&'static str, u64>,
     pub active_links: Option<u32>,
     pub inactive_links: Option<u32>,
     /// The active links, by number.
-    #[serde(skip)]
     pub of_links: BTreeMap<u32, LinkCounters>,
 }
 
@@ -97,7 +92,7 @@ pub struct LinkCounters {
 }
 
 /// NVLink-C2C between the GPU and the CPU of its module.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct C2c {
     pub enabled: Option<bool>,
     pub active_links: Option<u32>,
@@ -106,7 +101,7 @@ pub struct C2c {
     pub bytes_per_second_max: Option<f64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct FabricState {
     /// The state: not_supported, not_started, in_progress, completed or failed.
     pub state: &'static str,
@@ -118,15 +113,13 @@ pub struct FabricState {
     /// Why the configuration is incorrect, where it is: `insufficient_nvlinks`.
     pub incorrect_configuration: Option<&'static str>,
     /// The driver's health mask, of which the conditions are parts.
-    #[serde(skip)]
     pub health_mask: Option<u32>,
     /// The driver's health summary: 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
-    #[serde(skip)]
     pub health_summary: Option<u8>,
 }
 
 /// The NVLink domain (a rack) and the clique in it: GPUs with the same domain and clique reach each other over NVLink.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FabricDomain {
     pub cluster_uuid: Arc<str>,
     pub clique_id: u32,

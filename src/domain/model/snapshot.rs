@@ -110,7 +110,7 @@ pub enum HardwareSource {
 }
 
 /// The state of the hardware.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct HardwareState {
     pub source: HardwareSource,
     pub inventory: Arc<Inventory>,
@@ -121,20 +121,16 @@ pub struct HardwareState {
     pub driver_loads: u64,
     pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     /// The energy of each module, by its name, since the agent first read a GPU of it. It never falls.
-    #[serde(skip)]
     pub module_energy_joules: BTreeMap<PciBusId, f64>,
     /// The GPUs on the PCI bus, from sysfs; `None` where it cannot be read.
     pub node_devices: Option<NodeDevices>,
     /// Why there is no data, with a remedy; `None` while the driver answers.
     pub problem: Option<Arc<str>>,
     /// The status of each tier (fast, medium, slow), and of events, where the driver has them.
-    #[serde(skip_deserializing)]
     pub collectors: BTreeMap<&'static str, SourceStatus>,
     /// The number of failed calls by call, then by code.
-    #[serde(skip)]
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
     /// The number of readings removed because they were outside the range of their quantity. It has every quantity.
-    #[serde(skip)]
     pub implausible_readings: BTreeMap<&'static str, u64>,
     /// The release, while the driver is released on request.
     pub released: Option<Released>,
@@ -161,44 +157,37 @@ impl HardwareState {
 }
 
 /// A release: the driver is closed until `until`, or until a resume is requested.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Released {
     pub since: Moment,
     pub until: Moment,
 }
 
 /// The state of the kubelet client.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct KubeletState {
     /// The accepted allocations; `None` until the kubelet has answered once.
-    #[serde(skip_deserializing)]
     pub allocations: Option<Arc<Allocations>>,
     /// The pods that the kubelet may still reject: they are no holders yet, but their devices are not given to others.
-    #[serde(skip)]
     pub unconfirmed: Vec<Pod>,
     /// The end of the call that last confirmed the accepted allocations, however long ago.
     pub allocations_at: Option<Moment>,
     /// Whether there were two equal answers with a second between them since the last (re)connect.
     pub settled: bool,
-    #[serde(skip_deserializing)]
     pub allocatable: Option<Arc<Allocatable>>,
     /// The start of the call for it.
     pub allocatable_at: Option<Moment>,
     /// The device IDs in the kubelet's checkpoint when podmeter or the kubelet started.
-    #[serde(skip)]
     pub checkpoint: Option<Arc<BTreeMap<ResourceName, BTreeSet<DeviceId>>>>,
     /// The IDs of the checkpoint that containers held.
-    #[serde(skip)]
     pub held_in_checkpoint: Arc<BTreeSet<(ResourceName, DeviceId)>>,
     /// Whether the last answer was over the size limit.
     pub truncated: bool,
     /// Why the last call failed, with a remedy; `None` after a success.
     pub problem: Option<Arc<str>>,
     pub collector: SourceStatus,
-    #[serde(skip)]
     pub counters: KubeletCounters,
     /// The number of files of DRA drivers that cannot be read or parsed, by source. `None` where no claim is listed.
-    #[serde(skip_deserializing)]
     pub unreadable_claim_files: Option<Arc<BTreeMap<&'static str, u64>>>,
 }
 
@@ -226,7 +215,7 @@ pub struct KubeletCounters {
 }
 
 /// The devices whose ID could not be joined to hardware.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnresolvedDevices {
     pub resource: ResourceName,
     pub form: &'static str,
@@ -235,7 +224,7 @@ pub struct UnresolvedDevices {
 
 /// The differences between the hardware and the kubelet's list of one resource. The names are the metric's label
 /// values, in which the hardware counts as what the plugin of the resource advertises.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InventoryDrift {
     pub resource: ResourceName,
     /// The number of devices of this resource that the kubelet does not list as allocatable.
@@ -255,7 +244,7 @@ pub struct SelfUse {
     pub start: Option<UnixSeconds>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConfigReload {
     pub successful: bool,
     pub last_success: UnixSeconds,

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::Moment;
 
 /// The status of one source: a tier of the hardware or its events, the kubelet, the processes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SourceStatus {
     pub success: bool,
     pub stuck: bool,

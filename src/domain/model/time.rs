@@ -48,7 +48,7 @@ impl std::ops::Add<Duration> for Monotonic {
 pub struct UnixSeconds(pub f64);
 
 /// One time on both clocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Moment {
     pub monotonic: Monotonic,
     pub unix: UnixSeconds,

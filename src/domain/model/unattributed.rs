@@ -9,7 +9,7 @@ use strum::{EnumIter, IntoStaticStr};
 use super::{GpuUuid, PodRef, UnixSeconds};
 
 /// Use of one GPU that is attributed to no container. With the containers' accounts it adds up to the device.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Unattributed {
     pub gpu: GpuUuid,
     /// When counting began.
@@ -28,7 +28,7 @@ pub struct Unattributed {
 
 /// The divided totals of one GPU, since the agent first read it. `None`: unknown. Busy seconds of a partitioned GPU are
 /// those of its MIG devices, by their slices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Divided {
     pub busy_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
@@ -61,7 +61,7 @@ impl UnattributedReason {
 }
 
 /// A pod with a process on a GPU that is not allocated to it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnallocatedUse {
     pub pod: PodRef,
     /// The container; `None` where only the pod is known.

@@ -1,7 +1,8 @@
 //! The JSON of `/api/v1/history`.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::objects::{written, written_and_read};
 use crate::domain::history::{self, HistoryEvent, INTERVAL_SECONDS, Point};
 use crate::domain::model::{DeviceRef, GpuUuid, MigUuid, Moment};
 
@@ -24,6 +25,11 @@ pub struct DeviceHistory {
     pub busy_ratio: Vec<Option<f64>>,
     pub memory_used_bytes: Vec<Option<f64>>,
     pub power_watts: Vec<Option<f64>>,
+}
+
+written_and_read! {
+    HistoryEvent { number, at, kind, severity, text, devices, containers }
+    DeviceRef { gpu, mig }
 }
 
 impl From<&history::NodeHistory> for HistoryResponse {

@@ -25,7 +25,7 @@ use super::page::{self, NodePage, View, detail};
 use super::responses::{JSON, api_problem, no_store, refuse, text};
 use super::state::{ByAdminSocket, GovernanceRequest, WebState};
 use super::{negotiation, streams};
-use crate::serve::api::{HistoryResponse, NodeCondition, NodeResponse};
+use crate::serve::api::{HistoryResponse, NodeCondition};
 use crate::serve::metrics::{self, Format};
 
 /// Limits simultaneous reads of the journal, for all clients together: each has some megabytes and waits for the disk
@@ -186,7 +186,7 @@ async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Respo
     state.streams.record_reader(state.clock.now().monotonic);
     let snapshot = state.snapshot();
     let key = BodyKey::Node(snapshot.sequence);
-    let made = state.cached_bodies.get(key, move || json(&NodeResponse::from(&*snapshot))).await;
+    let made = state.cached_bodies.get(key, move || json(&*snapshot)).await;
     made.map(|body| no_store(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 

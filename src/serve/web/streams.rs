@@ -25,7 +25,6 @@ use super::responses::{api_problem, refuse};
 use super::state::WebState;
 use crate::domain::history::NodeHistory;
 use crate::domain::model::{GpuUuid, Monotonic, Snapshot};
-use crate::serve::api::NodeResponse;
 
 /// The least time between two events. It is below a second: else a snapshot a second would give an event every two.
 const EVENT_INTERVAL: Duration = Duration::from_millis(900);
@@ -263,7 +262,7 @@ fn encode(state: &WebState, snapshot: &Snapshot, content: Content, last: Option<
     let text = |name, data: &str| event(name, snapshot.sequence, data);
     let event = match content {
         Content::Node => {
-            let json = serde_json::to_string(&NodeResponse::from(snapshot)).expect("keys are strings");
+            let json = serde_json::to_string(snapshot).expect("keys are strings");
             FeedEvent { number, whole: lazy_body(text("node", &json)), change: None, parts: PartHashes::new() }
         }
         Content::Page(view) => {
