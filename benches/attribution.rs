@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::full_node::{GPUS, Node, PROCESSES_EACH, SLOTS};
+use crate::support::full_node::{GPUS, FullNode, PROCESSES_EACH, SLOTS};
 use crate::support::test_data;
 use podmeter::domain::holders::{Slots, join};
 use podmeter::domain::model::{
@@ -44,7 +44,7 @@ fn main() {
 }
 
 fn refresh() {
-    let mut node = Node::full();
+    let mut node = FullNode::full();
     let mut times: Vec<Duration> = (0..REFRESHES)
         .map(|second| {
             node.read(second);
@@ -70,11 +70,10 @@ fn week() {
     let directory = tempfile::tempdir().unwrap();
     let tree = ProcTree::create(directory.path()).unwrap();
     let mut resolver = Resolver::new(&tree.proc_root());
-    let mut node = Node::new();
+    let mut node = FullNode::new();
     let offered = resources(&node.inventory, Some(SLOTS)).remove(0);
-    let ids: Vec<DeviceId> = offered.devices.iter().map(|device| DeviceId::new(device.id.clone())).collect();
-    let devices = [(offered.name.as_str().into(), ids.iter().cloned().collect())].into();
-    let allocatable = Allocatable { devices, ..Allocatable::default() };
+    let ids: Vec<&str> = offered.devices.iter().map(|device| device.id.as_str()).collect();
+    let allocatable = test_data::allocatable(&offered.name, &ids);
     let mut slots = Slots::default();
     let mut running: VecDeque<(u32, String)> = VecDeque::new();
     let mut allocations = Allocations::default();
@@ -83,7 +82,7 @@ fn week() {
     for second in (0..WEEK_SECONDS).step_by(POD_SECONDS as usize) {
         let name = format!("pod-{pods}");
         let place = pods % ids.len();
-        let pod = pod(&name, &ids[place]);
+        let pod = test_data::holder(&name, &[("nvidia.com/gpu", ids[place])]);
         match allocations.pods.get_mut(place) {
             Some(before) => *before = pod,
             None => allocations.pods.push(pod),
@@ -140,11 +139,6 @@ fn week() {
 
 fn identity<'a>(pod: &'a str, uid: &'a str) -> ContainerIdentity<'a> {
     ContainerIdentity { namespace: "team", pod, uid, container: "main" }
-}
-
-fn pod(name: &str, id: &DeviceId) -> Pod {
-    let devices = [("nvidia.com/gpu", id.as_str())];
-    test_data::pod(test_data::container(ContainerRef::new("team", name, "main"), &devices))
 }
 
 fn resident_mib() -> f64 {

@@ -188,24 +188,19 @@ fn log_changes<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{Allocations, ContainerRef, Gpu, Inventory};
+    use crate::domain::model::Gpu;
     use crate::test_data;
 
     fn hardware() -> Arc<HardwareState> {
         let gpus = [0, 1].map(|number| Gpu::listed(test_data::uuid(number).as_str().into(), 0));
-        let gpus = gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
-        let inventory = Arc::new(Inventory { gpus, ..Inventory::default() });
+        let inventory = Arc::new(test_data::inventory(gpus));
         Arc::new(HardwareState { inventory, ..HardwareState::default() })
     }
 
     /// Pod a holds GPU 0; the kubelet may still reject pod b, which has GPU 1.
     fn kubelet() -> Arc<KubeletState> {
-        let pod = |name: &str, gpu| {
-            let devices = [("nvidia.com/gpu", &*test_data::uuid(gpu))];
-            test_data::pod(test_data::container(ContainerRef::new("team", name, "main"), &devices))
-        };
-        let allocations = Some(Arc::new(Allocations { pods: vec![pod("a", 0)] }));
-        Arc::new(KubeletState { allocations, unconfirmed: vec![pod("b", 1)], ..KubeletState::default() })
+        let pod = |name, gpu| test_data::holder(name, &[("nvidia.com/gpu", &test_data::uuid(gpu))]);
+        Arc::new(KubeletState { unconfirmed: vec![pod("b", 1)], ..test_data::kubelet([pod("a", 0)]) })
     }
 
     #[test]

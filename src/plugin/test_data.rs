@@ -12,6 +12,7 @@ use super::offer::{Offer, offers};
 use super::status::ResourceStatus;
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, Inventory, MigDevice};
+pub use crate::test_data::inventory;
 
 pub fn uuid(number: u32) -> String {
     format!("GPU-{number:08x}-0000-0000-0000-000000000000")
@@ -37,10 +38,6 @@ pub fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
         mig_slices: Some(7),
         ..Gpu::listed(uuid(index).as_str().into(), index)
     }
-}
-
-pub fn inventory(gpus: impl IntoIterator<Item = Gpu>) -> Inventory {
-    Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
 }
 
 pub fn four_gpus() -> Inventory {

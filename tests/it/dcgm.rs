@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::agent::Running;
 use crate::support::polling::until_true;
-use crate::support::test_data;
+use crate::support::test_data::{self, LedgerNode};
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess, Retention};
 use podmeter::domain::holders::{HoldingKey, Holdings};
 use podmeter::domain::model::{
@@ -58,54 +58,40 @@ fn readings(seconds: f64) -> DeviceReadings {
 
 fn processes(seconds: f64) -> DeviceProcesses {
     let process = |(pid, owner, sm_seconds, memory): (u32, Owner, f64, u64)| OwnedProcess {
-        pid,
-        owner,
-        running: true,
         memory_bytes: Some(memory * MEBIBYTE),
-        gpu_instance: None,
-        sm_seconds: sm_seconds * seconds / SECONDS,
+        ..test_data::process(pid, owner, sm_seconds * seconds / SECONDS)
     };
     let of_pods = (1..).zip(PODS).map(|(pid, (pod, namespace, sm_seconds, memory))| {
         (pid, Owner::Container(ContainerRef::new(namespace, pod, "main")), sm_seconds, memory)
     });
     let host = (9, Owner::Host, 1.0, 512);
-    DeviceProcesses { has_sm_seconds: true, processes: of_pods.chain([host]).map(process).collect() }
+    test_data::processes(of_pods.chain([host]).map(process))
 }
 
 /// The guide's scenario, through the ledger, on the page.
 fn page() -> String {
-    let inventory = Inventory { generation: 1, gpus: [(GPU.into(), board())].into(), ..Inventory::default() };
-    let holding = |slot: usize| test_data::holding(&format!("{GPU}::{slot}"), SharingForm::TimeSlicing, 0.25);
-    let holdings = PODS.iter().enumerate().map(|(slot, (pod, namespace, ..))| {
+    let mut node = LedgerNode::new(test_data::inventory([board()]), Duration::from_secs(60));
+    for (slot, (pod, namespace, ..)) in PODS.iter().enumerate() {
         let container = ContainerRef::new(namespace, pod, "main");
-        (HoldingKey { container, gpu: GPU.into(), mig: None }, holding(slot))
-    });
-    let holdings = Holdings { by_key: holdings.collect(), ..Holdings::default() };
-    let mut ledger = Ledger::new(Duration::from_secs(60));
+        let holding = test_data::holding(&format!("{GPU}::{slot}"), SharingForm::TimeSlicing, 0.25);
+        node.holdings.by_key.insert(HoldingKey { container, gpu: GPU.into(), mig: None }, holding);
+    }
     let mut snapshot = Snapshot::default();
     for seconds in [0.0, SECONDS] {
-        let monotonic = at(seconds);
-        let now = Moment { monotonic, unix: UnixSeconds(1e9 + seconds) };
-        let read: BTreeMap<GpuUuid, _> = [(GPU.into(), Arc::new(readings(seconds)))].into();
-        let statement = ledger.advance(&Observation {
-            now,
-            holdings: &holdings,
-            inventory: &inventory,
-            readings: &read,
-            processes: &[(GPU.into(), processes(seconds))].into(),
-            retention: Retention { time: Duration::from_secs(300), scrapes: 0 },
-        });
-        let inventory = Arc::new(inventory.clone());
+        node.readings = [(GPU.into(), Arc::new(readings(seconds)))].into();
+        node.processes = [(GPU.into(), processes(seconds))].into();
+        let now = Moment { monotonic: at(seconds), unix: UnixSeconds(1e9 + seconds) };
+        let output = node.advance(now);
         snapshot = Snapshot {
             at: now,
             hardware: Arc::new(HardwareState {
                 source: HardwareSource::Nvml,
-                inventory,
-                readings: read,
+                inventory: Arc::new(node.inventory.clone()),
+                readings: node.readings.clone(),
                 ..HardwareState::default()
             }),
-            accounts: statement.accounts,
-            unattributed: statement.unattributed,
+            accounts: output.accounts,
+            unattributed: output.unattributed,
             ..Snapshot::default()
         };
     }
@@ -165,13 +151,13 @@ fn the_guide_names_what_there_is() {
 }
 
 /// Series that a reader selects: the name, and labels that may not be empty.
-type Selector = (&'static str, &'static [&'static str]);
+type DcgmSelector = (&'static str, &'static [&'static str]);
 
 const OF_DEVICES: &[&str] = &["gpu", "UUID", "Hostname", "device", "modelName", "pci_bus_id"];
 const OF_PODS: &[&str] = &["gpu", "UUID", "Hostname", "namespace", "pod", "container"];
 
 /// Grafana's dashboard 12239, and what OpenCost, gpu-pruner and the rules of ceems read.
-const READERS: &[Selector] = &[
+const READERS: &[DcgmSelector] = &[
     ("DCGM_FI_DEV_GPU_TEMP", OF_DEVICES),
     ("DCGM_FI_DEV_POWER_USAGE", OF_DEVICES),
     ("DCGM_FI_DEV_SM_CLOCK", OF_DEVICES),
@@ -203,7 +189,7 @@ const READERS: &[Selector] = &[
 ];
 
 /// The further metrics of a whole GPU of one pod.
-const READERS_OF_WHOLE_GPUS: &[Selector] = &[
+const READERS_OF_WHOLE_GPUS: &[DcgmSelector] = &[
     ("DCGM_FI_DEV_POWER_USAGE", OF_PODS),
     ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", OF_PODS),
     ("DCGM_FI_PROF_SM_ACTIVE", OF_PODS),
@@ -219,7 +205,7 @@ fn selects(page: &str, name: &str, labels: &[&str]) -> bool {
     page.lines().filter(of_name).any(|line| labels.iter().all(|label| has(line, label)))
 }
 
-fn readers_find_their_data(profile: &str, readers: &[&[Selector]]) {
+fn readers_find_their_data(profile: &str, readers: &[&[DcgmSelector]]) {
     let running = Running::start(&["demo", "--listen", "127.0.0.1:0", "--profile", profile], &[], None);
     for (name, labels) in readers.iter().copied().flatten() {
         until_true(&format!("{name} {labels:?}"), || selects(&running.get("/metrics/dcgm").body, name, labels));

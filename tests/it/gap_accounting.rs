@@ -14,7 +14,7 @@ use podmeter::domain::model::{
 use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
 use proptest::prelude::*;
 
-use crate::support::test_data::holding;
+use crate::support::test_data::{LedgerNode, at_millisecond, holding, inventory, key, processes};
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 const LATE: Duration = Duration::from_secs(5);
@@ -25,7 +25,7 @@ const IDLE_WATTS: u64 = 70;
 const LOAD_WATTS: u64 = 600;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum GpuStep {
     /// Passes, 100 ms to 3 s apart.
     Read(Vec<u64>),
     /// The next pass of the same reader comes so late. Milliseconds.
@@ -48,20 +48,20 @@ enum Step {
     Hold(usize),
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    let passes = || prop::collection::vec(100_u64..3000, 1..8).prop_map(Step::Read);
+fn step() -> impl Strategy<Value = GpuStep> {
+    let passes = || prop::collection::vec(100_u64..3000, 1..8).prop_map(GpuStep::Read);
     let silence = 200_u64..90_000;
     prop_oneof![
         4 => passes(),
-        1 => (200_u64..20_000).prop_map(Step::Late),
-        1 => (10_000_u64..90_000).prop_map(Step::Hang),
-        1 => silence.clone().prop_map(Step::Release),
-        1 => silence.clone().prop_map(Step::Loss),
-        1 => (200_u64..3000).prop_map(Step::MigChange),
-        1 => (200_u64..20_000).prop_map(Step::Refusal),
-        1 => silence.prop_map(Step::Reload),
-        2 => prop_oneof![Just(0), Just(100), 0_u64..=100].prop_map(Step::Load),
-        1 => (0_usize..4).prop_map(Step::Hold),
+        1 => (200_u64..20_000).prop_map(GpuStep::Late),
+        1 => (10_000_u64..90_000).prop_map(GpuStep::Hang),
+        1 => silence.clone().prop_map(GpuStep::Release),
+        1 => silence.clone().prop_map(GpuStep::Loss),
+        1 => (200_u64..3000).prop_map(GpuStep::MigChange),
+        1 => (200_u64..20_000).prop_map(GpuStep::Refusal),
+        1 => silence.prop_map(GpuStep::Reload),
+        2 => prop_oneof![Just(0), Just(100), 0_u64..=100].prop_map(GpuStep::Load),
+        1 => (0_usize..4).prop_map(GpuStep::Hold),
     ]
 }
 
@@ -76,10 +76,7 @@ struct InterruptedGpu {
     /// Up to where the present reader has integrated.
     read: (u64, u64),
     record: GpuState,
-    ledger: Ledger,
-    holdings: Holdings,
-    processes: BTreeMap<GpuUuid, DeviceProcesses>,
-    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    node: LedgerNode,
     output: Option<LedgerOutput>,
     /// GPU-milliseconds times four, by holder.
     held: BTreeMap<ContainerRef, u64>,
@@ -91,12 +88,15 @@ struct InterruptedGpu {
     fallen: Option<u64>,
     /// Ledger and record have read the same time since the last gap, with the same holders.
     is_steady: bool,
-    inventory: Inventory,
 }
 
 impl InterruptedGpu {
     fn new(by_process: bool) -> Self {
-        let no_processes = DeviceProcesses { has_sm_seconds: true, processes: vec![] };
+        let mut node = LedgerNode::new(inventory([Gpu::listed(GPU.into(), 0)]), LATE);
+        node.retention.time = Duration::from_secs(1_000_000);
+        if by_process {
+            node.processes = [(GPU.into(), processes([]))].into();
+        }
         let mut gpu = Self {
             now: 1000,
             load: 0,
@@ -105,10 +105,7 @@ impl InterruptedGpu {
             loaded_at: 0,
             read: (0, 0),
             record: GpuState::default(),
-            ledger: Ledger::new(LATE),
-            holdings: Holdings::default(),
-            processes: if by_process { [(GPU.into(), no_processes)].into() } else { BTreeMap::new() },
-            readings: BTreeMap::new(),
+            node,
             output: None,
             held: BTreeMap::new(),
             counted: 0,
@@ -116,7 +113,6 @@ impl InterruptedGpu {
             last_counter: None,
             fallen: None,
             is_steady: false,
-            inventory: Inventory { gpus: [(GPU.into(), Gpu::listed(GPU.into(), 0))].into(), ..Inventory::default() },
         };
         gpu.observe();
         gpu.pass(true);
@@ -135,7 +131,7 @@ impl InterruptedGpu {
             self.now += length;
             self.busy += length * self.load;
             self.energy += length * (IDLE_WATTS + LOAD_WATTS * self.load / 100);
-            for (key, holding) in &self.holdings.by_key {
+            for (key, holding) in &self.node.holdings.by_key {
                 *self.held.entry(key.container.clone()).or_default() +=
                     length * (holding.fraction.unwrap() * 4.0) as u64;
             }
@@ -188,17 +184,9 @@ impl InterruptedGpu {
 
     fn observe(&mut self) {
         if self.last_pass > 1000 || self.read.1 > 0 {
-            self.readings.insert(GPU.into(), Arc::new(self.record.readings(self.at(), STALENESS)));
+            self.node.readings.insert(GPU.into(), Arc::new(self.record.readings(self.at(), STALENESS)));
         }
-        let output = self.ledger.advance(&Observation {
-            now: Moment { monotonic: self.at(), unix: UnixSeconds(self.now as f64 / 1e3) },
-            holdings: &self.holdings,
-            inventory: &self.inventory,
-            readings: &self.readings,
-            processes: &self.processes,
-            retention: Retention { time: Duration::from_secs(1_000_000), scrapes: 0 },
-        });
-        self.output = Some(output);
+        self.output = Some(self.node.advance(at_millisecond(self.now)));
     }
 
     fn hold(&mut self, slots: usize) {
@@ -212,10 +200,9 @@ impl InterruptedGpu {
                 .collect(),
         };
         let held = |(pod, sharing, share): (&str, SharingForm, f64)| {
-            let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
-            (key, holding(GPU, sharing, share))
+            (key(pod, GPU), holding(GPU, sharing, share))
         };
-        self.holdings.by_key = holders.into_iter().map(held).collect();
+        self.node.holdings.by_key = holders.into_iter().map(held).collect();
         self.observe();
     }
 
@@ -241,23 +228,23 @@ impl InterruptedGpu {
         Ok(())
     }
 
-    fn act(&mut self, step: &Step) -> Result<(), TestCaseError> {
+    fn act(&mut self, step: &GpuStep) -> Result<(), TestCaseError> {
         match step {
-            Step::Read(pauses) => {
+            GpuStep::Read(pauses) => {
                 for pause in pauses {
                     self.wait(*pause);
                     self.pass(false);
                 }
             }
-            Step::Late(length) if Duration::from_millis(*length) > LATE + Duration::from_secs(1) => {
+            GpuStep::Late(length) if Duration::from_millis(*length) > LATE + Duration::from_secs(1) => {
                 self.silent(*length, |_| {}, false)?;
                 self.is_steady = false;
             }
-            Step::Late(length) => {
+            GpuStep::Late(length) => {
                 self.wait(*length);
                 self.pass(false);
             }
-            Step::Hang(length) => {
+            GpuStep::Hang(length) => {
                 let began = self.at();
                 self.record.withdraw();
                 let comes_back = |gpu: &mut Self| {
@@ -266,12 +253,12 @@ impl InterruptedGpu {
                 };
                 self.silent(*length, comes_back, false)?;
             }
-            Step::Release(length) | Step::Loss(length) => {
+            GpuStep::Release(length) | GpuStep::Loss(length) => {
                 self.record.withdraw();
                 self.silent(*length, |_| {}, true)?;
             }
-            Step::MigChange(length) => self.silent(*length, |_| {}, true)?,
-            Step::Refusal(length) => {
+            GpuStep::MigChange(length) => self.silent(*length, |_| {}, true)?,
+            GpuStep::Refusal(length) => {
                 let passes = |gpu: &mut Self| {
                     for _ in 0..length / 1000 {
                         gpu.wait(1000);
@@ -282,12 +269,12 @@ impl InterruptedGpu {
                 };
                 self.silent(1000, passes, true)?;
             }
-            Step::Reload(length) => {
+            GpuStep::Reload(length) => {
                 self.record.withdraw();
                 self.silent(*length, |gpu| gpu.loaded_at = gpu.energy, true)?;
             }
-            Step::Load(percent) => self.load = *percent,
-            Step::Hold(slots) => self.hold(*slots),
+            GpuStep::Load(percent) => self.load = *percent,
+            GpuStep::Hold(slots) => self.hold(*slots),
         }
         self.check()
     }
@@ -312,9 +299,9 @@ impl InterruptedGpu {
         }
         let known = output.accounts.iter().filter(|account| account.holding.is_some());
         let now: Vec<f64> = known.filter_map(|account| account.gpu_utilization_ratio).collect();
-        let is_divided = self.processes.is_empty() || self.holdings.by_key.len() == 1;
+        let is_divided = self.node.processes.is_empty() || self.node.holdings.by_key.len() == 1;
         if self.is_steady && is_divided && !now.is_empty() {
-            let device = self.readings[&GPU.into()].fast.as_ref().unwrap().value.utilization_ratio.unwrap();
+            let device = self.node.readings[&GPU.into()].fast.as_ref().unwrap().value.utilization_ratio.unwrap();
             let sum: f64 = now.iter().sum();
             prop_assert!(near(sum, device), "{sum} of holders, {device} of the device now");
         }

@@ -24,7 +24,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::support::agent::{Page, ended, get};
-use crate::support::test_data;
+use crate::support::test_data::{self, LedgerNode};
 
 const SECONDS: u64 = 400;
 /// Of the whole GPU that nobody reads for a while.
@@ -41,10 +41,9 @@ fn monotonic(second: u64) -> Monotonic {
 /// A node with four whole GPUs and four partitioned ones, a holder of each kind, and its history from second to second.
 struct Scene {
     born: f64,
-    inventory: Arc<Inventory>,
     /// By index.
     gpus: Vec<Gpu>,
-    ledger: Ledger,
+    node: LedgerNode,
     tracker: AllocationTracker,
     records: BTreeMap<u64, AllocationRecord>,
 }
@@ -64,9 +63,8 @@ impl Scene {
         tracker.load(vec![], 0, Moment::default());
         Self {
             born: now - SECONDS as f64,
-            inventory: Arc::new(inventory),
             gpus,
-            ledger: Ledger::new(Duration::from_secs(5)),
+            node: LedgerNode::new(inventory, Duration::from_secs(5)),
             tracker,
             records: BTreeMap::new(),
         }
@@ -98,11 +96,8 @@ impl Scene {
     }
 
     fn allocations(&self, second: u64) -> Allocations {
-        let pod = |(pod, resource, id): (&str, &str, String)| {
-            let reference = ContainerRef::new("team", pod, "main");
-            test_data::pod(test_data::container(reference, &[(resource, &id)]))
-        };
-        Allocations { pods: self.held(second).into_iter().map(pod).collect() }
+        let pod = |(pod, resource, id): (&str, &str, String)| test_data::holder(pod, &[(resource, &id)]);
+        test_data::allocations(self.held(second).into_iter().map(pod))
     }
 
     fn allocatable(&self) -> Allocatable {
@@ -163,7 +158,7 @@ impl Scene {
     /// The borrower works.
     fn processes(&self, second: u64) -> BTreeMap<GpuUuid, DeviceProcesses> {
         let process = |pid, pod: &str, sm_seconds| {
-            let owner = Owner::Container(ContainerRef::new("team", pod, "main"));
+            let owner = Owner::Container(test_data::main_of(pod));
             OwnedProcess { memory_bytes: Some(1 << 30), ..test_data::process(pid, owner, sm_seconds) }
         };
         let by_gpu = BTreeMap::from([
@@ -172,9 +167,7 @@ impl Scene {
             (6, vec![process(4, "notebook", 0.0)]),
             (7, vec![]),
         ]);
-        let with = |(gpu, processes): (usize, _)| {
-            (self.gpus[gpu].uuid.clone(), DeviceProcesses { has_sm_seconds: true, processes })
-        };
+        let with = |(gpu, processes): (usize, _)| (self.gpus[gpu].uuid.clone(), test_data::processes(processes));
         by_gpu.into_iter().map(with).collect()
     }
 
@@ -191,25 +184,18 @@ impl Scene {
         let now = Moment { monotonic: monotonic(second), unix: UnixSeconds(self.born + second as f64) };
         let (allocations, allocatable) = (self.allocations(second), self.allocatable());
         let mut slots = Slots::default();
-        slots.update_counts(&allocations, &allocatable, &self.inventory, true);
-        let holdings = holders::join(&allocations, &allocatable, &self.inventory, &slots);
-        let (readings, processes) = (self.readings(second), self.processes(second));
-        let output = self.ledger.advance(&Observation {
-            now,
-            holdings: &holdings,
-            inventory: &self.inventory,
-            readings: &readings,
-            processes: &processes,
-            retention: Retention { time: Duration::from_secs(3600), scrapes: 0 },
-        });
+        slots.update_counts(&allocations, &allocatable, &self.node.inventory, true);
+        self.node.holdings = holders::join(&allocations, &allocatable, &self.node.inventory, &slots);
+        (self.node.readings, self.node.processes) = (self.readings(second), self.processes(second));
+        let output = self.node.advance(now);
         let snapshot = Snapshot {
             sequence: second,
             at: now,
             node_name: "node-a".into(),
             hardware: Arc::new(HardwareState {
                 source: HardwareSource::Simulated,
-                inventory: Arc::clone(&self.inventory),
-                readings,
+                inventory: Arc::new(self.node.inventory.clone()),
+                readings: self.node.readings.clone(),
                 ..HardwareState::default()
             }),
             kubelet: Arc::new(KubeletState {
@@ -223,7 +209,7 @@ impl Scene {
             unattributed: output.unattributed,
             ..Snapshot::default()
         };
-        let snapshot = Snapshot { overview: Overview::summarize(&snapshot, &holdings.slots), ..snapshot };
+        let snapshot = Snapshot { overview: Overview::summarize(&snapshot, &self.node.holdings.slots), ..snapshot };
         self.tracker.observe(&snapshot);
         let records = self.tracker.to_write();
         self.tracker.written(&records);
@@ -240,7 +226,7 @@ impl Scene {
 }
 
 /// All that an agent with this state would show.
-struct Shown {
+struct NodeDisplays {
     json: Value,
     metrics: Page,
     top: String,
@@ -248,7 +234,7 @@ struct Shown {
     page: String,
 }
 
-async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
+async fn shown(scene: Scene, snapshot: Snapshot) -> NodeDisplays {
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Public).await.unwrap();
     let ListenAddress::Tcp(address) = listener.address else { panic!("tcp") };
     let response = AllocationsResponse {
@@ -283,13 +269,13 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
     shown
 }
 
-fn ask(address: SocketAddr) -> Shown {
+fn ask(address: SocketAddr) -> NodeDisplays {
     let (url, address) = (format!("http://{address}"), address.to_string());
     let (code, top) = ended(&["top", "--once", "--url", &url]);
     assert_eq!(code, 0, "{top}");
     let (code, usage) = ended(&["usage", "--url", &url, "--since", "1h", "--by", "pod", "-o", "json"]);
     assert_eq!(code, 0, "{usage}");
-    Shown {
+    NodeDisplays {
         json: serde_json::from_str(&get(&address, "/api/v1/node").body).unwrap(),
         metrics: Page(get(&address, "/metrics").body),
         top,
@@ -298,7 +284,7 @@ fn ask(address: SocketAddr) -> Shown {
     }
 }
 
-impl Shown {
+impl NodeDisplays {
     fn account(&self, pod: &str) -> &Value {
         let accounts = self.json["accounts"].as_array().unwrap();
         accounts.iter().find(|account| account["container"]["pod"] == pod).unwrap()
@@ -363,7 +349,7 @@ const COUNTERS: [(&str, &str, &str, Option<&str>); 6] = [
 const BORROWED_SHOWN: f64 = 0.5;
 
 /// The simulated situation is the one that is meant.
-fn check_situation(shown: &Shown) {
+fn check_situation(shown: &NodeDisplays) {
     let is_about = |pod: &str, name: &str, expected: f64| {
         let value = shown.account(pod)[name].as_f64().unwrap();
         assert!((value - expected).abs() <= 2.0, "{pod} {name}: {value}, expected {expected}");
@@ -384,7 +370,7 @@ fn check_situation(shown: &Shown) {
 }
 
 /// The counters of one holding: their sum, and each in every place.
-fn check_counters(shown: &Shown, pod: &str, uuid: &str) {
+fn check_counters(shown: &NodeDisplays, pod: &str, uuid: &str) {
     let rounded = |one: Option<f64>, other: f64| one.is_some_and(|one| (one - other).abs() < 6e-4);
     let key = format!("team/{pod}/main {uuid}");
     let of = |name| shown.account(pod)[name].as_f64().unwrap_or(0.0);
@@ -419,7 +405,7 @@ fn check_counters(shown: &Shown, pod: &str, uuid: &str) {
     assert!(near(in_usage, joules) && near(in_metrics, joules), "{pod}: {joules} {in_usage} {in_metrics}");
 }
 
-fn check_busy_now(shown: &Shown, uuid: &str, pod: &str, busy: f64, metric: &str, label: &str) {
+fn check_busy_now(shown: &NodeDisplays, uuid: &str, pod: &str, busy: f64, metric: &str, label: &str) {
     let values = [
         shown.device(uuid)["busy_ratio"].as_f64(),
         shown.account(pod)["utilization_ratio"].as_f64(),
@@ -436,7 +422,7 @@ fn check_busy_now(shown: &Shown, uuid: &str, pod: &str, busy: f64, metric: &str,
     assert_eq!(shown.on_page(&format!("team/{pod}/main {uuid}"), "busy-now"), Some(busy));
 }
 
-fn check_free(shown: &Shown, resource: &str, free: i32, of: i32) {
+fn check_free(shown: &NodeDisplays, resource: &str, free: i32, of: i32) {
     assert_eq!(shown.json["overview"]["resources"][resource]["free"], free);
     let labels = [&*format!("resource=\"{resource}\""), "state=\"unallocated\""];
     assert_eq!(shown.metrics.value("podmeter_resource_devices", &labels), Some(f64::from(free)));
@@ -449,8 +435,8 @@ fn near(one: f64, other: f64) -> bool {
 }
 
 /// What every place shows of the scene, and UUIDs: `shared` has four slots, `partitioned` seven slices.
-struct Node {
-    shown: Shown,
+struct ShownNode {
+    shown: NodeDisplays,
     train: String,
     notebook: String,
     last: String,
@@ -460,7 +446,7 @@ struct Node {
     slice: String,
 }
 
-impl Node {
+impl ShownNode {
     async fn run() -> Self {
         let mut scene = Scene::new();
         let snapshot = scene.run();
@@ -476,7 +462,7 @@ impl Node {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_place_shows_the_same_counters_of_a_holder() {
-    let node = Node::run().await;
+    let node = ShownNode::run().await;
     for (pod, uuid) in [
         ("train", &node.train),
         ("borrower", &node.shared),
@@ -497,7 +483,7 @@ async fn every_place_shows_the_same_counters_of_a_holder() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_place_shows_the_same_utilization_of_a_device_and_of_its_only_holder() {
-    let Node { shown, train, notebook, partitioned, slice, .. } = &Node::run().await;
+    let ShownNode { shown, train, notebook, partitioned, slice, .. } = &ShownNode::run().await;
     for (uuid, pod, busy, metric, label) in [
         (train, "train", 0.75, "podmeter_device_utilization_ratio", train),
         (slice, "slice", SLICE_BUSY, "podmeter_mig_utilization_ratio", partitioned),
@@ -511,7 +497,7 @@ async fn every_place_shows_the_same_utilization_of_a_device_and_of_its_only_hold
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_place_shows_the_same_free_devices_slots_and_slices() {
-    let Node { shown, train, notebook, last, shared, partitioned, free_slice, slice } = &Node::run().await;
+    let ShownNode { shown, train, notebook, last, shared, partitioned, free_slice, slice } = &ShownNode::run().await;
     for (uuid, state, text, holders) in [
         (train, "held", "healthy", &["team/train/main"][..]),
         (last, "free", "healthy free", &["team/late/main"]),

@@ -16,16 +16,12 @@ use crate::support::agent;
 use crate::support::fake_nvml::{FakeNvml, h100};
 use crate::support::hardware::{ALL, at, gpu, open};
 use crate::support::kubelet::{ListedDevice, Options, holding_pod, node};
-use crate::support::test_data::{holding, process, uuid};
+use crate::support::test_data::{LedgerNode, holdings, main_of, process, processes, uuid};
 
 const PODS: [&str; 2] = ["a", "b"];
 const PIDS: [u32; 2] = [1001, 1002];
 const STALENESS: Staleness =
     Staleness { fast: Duration::from_secs(30), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
-
-fn container(pod: &str) -> ContainerRef {
-    ContainerRef::new("team", pod, "main")
-}
 
 /// The driver of a GPU that is busy for `percent` of the time, half of it for each of two processes.
 fn driver(percent: u32) -> FakeNvml {
@@ -39,11 +35,9 @@ fn driver(percent: u32) -> FakeNvml {
 
 struct TimeSlicedNode {
     fake: FakeNvml,
-    inventory: Inventory,
     reader: Box<dyn GpuReader>,
     totals: GpuState,
-    ledger: Ledger,
-    holdings: Holdings,
+    node: LedgerNode,
 }
 
 impl TimeSlicedNode {
@@ -51,16 +45,9 @@ impl TimeSlicedNode {
         let fake = driver(100);
         fake.update(|state| state["clock_microseconds"] = json!(100_000_000));
         let session = open(&fake);
-        let key = |pod| HoldingKey { container: container(pod), gpu: gpu(0), mig: None };
-        let held = |pod| (key(pod), holding(gpu(0).as_str(), SharingForm::TimeSlicing, 0.5));
-        Self {
-            inventory: session.inventory().unwrap().0,
-            reader: session.reader(&gpu(0)).unwrap(),
-            totals: GpuState::default(),
-            ledger: Ledger::new(Duration::from_secs(30)),
-            holdings: Holdings { by_key: PODS.map(held).into(), ..Holdings::default() },
-            fake,
-        }
+        let mut node = LedgerNode::new(session.inventory().unwrap().0, Duration::from_secs(30));
+        node.holdings = holdings(&PODS, gpu(0).as_str(), SharingForm::TimeSlicing, 0.5);
+        Self { reader: session.reader(&gpu(0)).unwrap(), totals: GpuState::default(), node, fake }
     }
 
     fn read(&mut self, second: u64) -> (DeviceReadings, LedgerOutput) {
@@ -71,18 +58,13 @@ impl TimeSlicedNode {
         let readings = Arc::new(self.totals.readings(now.monotonic, STALENESS));
         let used = readings.totals.process_sm_seconds.iter().flatten();
         let owned = |(pid, used): (&u32, &f64)| {
-            process(*pid, Owner::Container(container(PODS[(pid - PIDS[0]) as usize])), *used)
+            process(*pid, Owner::Container(main_of(PODS[(pid - PIDS[0]) as usize])), *used)
         };
         let has_sm_seconds = readings.totals.process_sm_seconds.is_some();
-        let processes = DeviceProcesses { has_sm_seconds, processes: used.map(owned).collect() };
-        let output = self.ledger.advance(&Observation {
-            now,
-            holdings: &self.holdings,
-            inventory: &self.inventory,
-            readings: &[(gpu(0), Arc::clone(&readings))].into(),
-            processes: &BTreeMap::from([(gpu(0), processes)]),
-            retention: Retention { time: Duration::from_secs(300), scrapes: 0 },
-        });
+        let processes = DeviceProcesses { has_sm_seconds, ..processes(used.map(owned)) };
+        self.node.processes = [(gpu(0), processes)].into();
+        self.node.readings = [(gpu(0), Arc::clone(&readings))].into();
+        let output = self.node.advance(now);
         (Arc::unwrap_or_clone(readings), output)
     }
 }

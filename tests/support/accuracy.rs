@@ -19,7 +19,7 @@ use podmeter::simulation::node::{Replicas, SimulatedDevice, resources};
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 use podmeter::simulation::{Random, Truth, Workload, WorkloadKind};
 
-use super::test_data;
+use super::test_data::{self, LedgerNode, at_millisecond as moment};
 
 /// A container is granted its device this long before it does something with it.
 const STARTUP: u64 = 800;
@@ -30,7 +30,7 @@ const SEEN: u64 = 50;
 const TICK: u64 = 50;
 
 #[derive(Clone, Copy)]
-pub struct Case {
+pub struct AccuracyCase {
     pub name: &'static str,
     pub profile: SimulatedProfile,
     /// What a GPU draws idle, and what full load adds.
@@ -99,12 +99,12 @@ struct Reader {
     is_fresh: bool,
 }
 
-pub struct Node {
-    case: Case,
+pub struct VirtualNode {
+    case: AccuracyCase,
     random: Random,
     events: BTreeSet<(u64, Event)>,
     driver: SimulatedDriver,
-    inventory: Inventory,
+    node: LedgerNode,
     places: Vec<Place>,
     truth: Truth,
     /// How each container held its device.
@@ -116,15 +116,13 @@ pub struct Node {
     hardware: HardwareState,
     slots: Slots,
     allocatable: Allocatable,
-    holdings: Holdings,
-    ledger: Ledger,
     last: Option<LedgerOutput>,
     accounts: BTreeMap<ContainerRef, Account>,
 }
 
 /// Runs one case, and returns how much was attributed correctly.
-pub fn run(case: Case) -> Outcome {
-    let mut node = Node::new(case);
+pub fn run(case: AccuracyCase) -> Outcome {
+    let mut node = VirtualNode::new(case);
     let end = case.length.as_millis() as u64;
     while let Some((now, event)) = node.events.pop_first() {
         if now > end {
@@ -135,8 +133,8 @@ pub fn run(case: Case) -> Outcome {
     node.outcome(end)
 }
 
-impl Node {
-    fn new(case: Case) -> Self {
+impl VirtualNode {
+    fn new(case: AccuracyCase) -> Self {
         let mut driver = SimulatedDriver::new(case.profile, 7);
         let session = driver.open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
@@ -167,15 +165,15 @@ impl Node {
         events.insert((TICK, Event::Pass));
         // The kubelet is not called in step with the devices.
         events.insert((370, Event::Timer));
+        let retention = Retention { time: Duration::from_secs(60), scrapes: 0 };
         Self {
             resolver: Resolver::new(&tree.proc_root()),
             hardware: HardwareState { inventory: Arc::new(inventory.clone()), ..HardwareState::default() },
-            ledger: Ledger::new(Duration::from_secs(30)),
+            node: LedgerNode { retention, ..LedgerNode::new(inventory, Duration::from_secs(30)) },
             case,
             random,
             events,
             driver,
-            inventory,
             places,
             truth: Truth::default(),
             grips: BTreeMap::new(),
@@ -184,7 +182,6 @@ impl Node {
             readers,
             slots,
             allocatable,
-            holdings: Holdings::default(),
             last: None,
             accounts: BTreeMap::new(),
         }
@@ -222,7 +219,7 @@ impl Node {
             [self.random.below(4)];
         let container = ContainerRef::new("team", &format!("pod-{pid}"), "main");
         let device = &self.places[place].device;
-        self.grips.insert(container.clone(), Grip::of(device, &self.inventory, self.case.replicas));
+        self.grips.insert(container.clone(), Grip::of(device, &self.node.inventory, self.case.replicas));
         let uid = format!("00000000-0000-4000-8000-{pid:012}");
         let identity = ContainerIdentity { namespace: "team", pod: &container.pod, uid: &uid, container: "main" };
         self.tree.add_container(identity).unwrap();
@@ -271,7 +268,7 @@ impl Node {
     fn read(&mut self, now: u64) -> bool {
         let (settings, long) = (HardwareSettings::default(), Duration::from_secs(180));
         let staleness = Staleness { fast: long, medium: long, slow: long };
-        let held: BTreeSet<&GpuUuid> = self.holdings.by_key.keys().map(|key| &key.gpu).collect();
+        let held: BTreeSet<&GpuUuid> = self.node.holdings.by_key.keys().map(|key| &key.gpu).collect();
         let mut has_read = false;
         for (gpu, Reader { reader, state, schedule, is_fresh }) in &mut self.readers {
             let due = schedule.due(at(now));
@@ -293,14 +290,14 @@ impl Node {
             let device = (place.resource.as_str(), place.device.id.as_str());
             Some(test_data::pod(test_data::container(tenant.container.clone(), &[device])))
         };
-        let allocations = Allocations { pods: self.places.iter().filter_map(pod).collect() };
-        let before =
-            std::mem::replace(&mut self.holdings, join(&allocations, &self.allocatable, &self.inventory, &self.slots));
+        let allocations = test_data::allocations(self.places.iter().filter_map(pod));
+        let holdings = join(&allocations, &self.allocatable, &self.node.inventory, &self.slots);
+        let before = std::mem::replace(&mut self.node.holdings, holdings);
         self.account(now);
         for (gpu, Reader { schedule, .. }) in &mut self.readers {
             let of =
                 |holdings: &Holdings| holdings.by_key.keys().filter(|key| key.gpu == *gpu).cloned().collect::<Vec<_>>();
-            let (before, held) = (of(&before), of(&self.holdings));
+            let (before, held) = (of(&before), of(&self.node.holdings));
             if before != held {
                 schedule.request([Tier::Fast]);
                 let demand = Demand { held: !held.is_empty(), watched: false };
@@ -315,14 +312,10 @@ impl Node {
         let logs = pod_logs::read(&self.tree.pod_logs_root(), at(now));
         let processes = self.resolver.resolve(at(now), &pids, &PodDirectory::default(), &logs);
         let state = ProcessState { enabled: true, processes, ..ProcessState::default() };
-        let output = self.ledger.advance(&Observation {
-            now: moment(now),
-            holdings: &self.holdings,
-            inventory: &self.inventory,
-            readings: &self.hardware.readings,
-            processes: &processes_by_device(&self.hardware, &state, None),
-            retention: Retention { time: Duration::from_secs(60), scrapes: now / 15_000 },
-        });
+        self.node.processes = processes_by_device(&self.hardware, &state, None);
+        self.node.readings.clone_from(&self.hardware.readings);
+        self.node.retention.scrapes = now / 15_000;
+        let output = self.node.advance(moment(now));
         for account in &output.accounts {
             self.accounts.insert(account.container.clone(), account.clone());
         }
@@ -333,7 +326,7 @@ impl Node {
         let output = self.last.as_ref().unwrap();
         let (mut allocated, mut busy, mut energy) = (Score::default(), Score::default(), Score::default());
         let (idle_watts, load_watts) = self.case.watts;
-        let (mut pods, mut idle) = (0, idle_watts * self.inventory.gpus.len() as f64 * end as f64 / 1e3);
+        let (mut pods, mut idle) = (0, idle_watts * self.node.inventory.gpus.len() as f64 * end as f64 / 1e3);
         for row in self.truth.at(at(end)) {
             let Grip { fraction, exclusive, of_gpu } = self.grips[&row.container];
             let account = self.accounts.get(&row.container);
@@ -398,13 +391,9 @@ fn at(milliseconds: u64) -> Monotonic {
     Monotonic::from_millis(milliseconds)
 }
 
-fn moment(milliseconds: u64) -> Moment {
-    Moment { monotonic: at(milliseconds), unix: UnixSeconds(1.7e9 + milliseconds as f64 / 1e3) }
-}
-
 /// Exclusive, time-sliced with process data, MIG, a tray of superchips, and a board with whole GPUs and MIG.
-pub fn cases(refresh: Duration, length: Duration) -> [Case; 5] {
-    let case = |name, profile, watts: (f64, f64), replicas| Case {
+pub fn cases(refresh: Duration, length: Duration) -> [AccuracyCase; 5] {
+    let case = |name, profile, watts: (f64, f64), replicas| AccuracyCase {
         name,
         profile,
         watts: (watts.0, (watts.1 - watts.0) * 0.95),

@@ -1,6 +1,7 @@
 //! A node of eight GPUs, each shared by thirty-two slots, and the ledger's input for each second.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,32 +13,36 @@ use podmeter::domain::model::{
 };
 use podmeter::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 
-use super::test_data;
+use super::test_data::{self, LedgerNode};
 
 pub const GPUS: usize = 8;
 pub const SLOTS: usize = 32;
 pub const PROCESSES_EACH: usize = 2;
 
-pub struct Node {
+pub struct FullNode {
     pub gpus: Vec<GpuUuid>,
-    pub ledger: Ledger,
-    pub holdings: Holdings,
-    pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    pub processes: BTreeMap<GpuUuid, DeviceProcesses>,
-    pub inventory: Inventory,
+    node: LedgerNode,
 }
 
-impl Node {
+impl Deref for FullNode {
+    type Target = LedgerNode;
+
+    fn deref(&self) -> &LedgerNode {
+        &self.node
+    }
+}
+
+impl DerefMut for FullNode {
+    fn deref_mut(&mut self) -> &mut LedgerNode {
+        &mut self.node
+    }
+}
+
+impl FullNode {
     pub fn new() -> Self {
         let inventory = SimulatedDriver::new(SimulatedProfile::H100_TIME_SLICED, 1).inventory();
-        Self {
-            gpus: inventory.gpus.keys().cloned().collect(),
-            ledger: Ledger::new(Duration::from_secs(5)),
-            holdings: Holdings::default(),
-            readings: BTreeMap::new(),
-            processes: BTreeMap::new(),
-            inventory,
-        }
+        let gpus = inventory.gpus.keys().cloned().collect();
+        Self { gpus, node: LedgerNode::new(inventory, Duration::from_secs(5)) }
     }
 
     /// Every slot is held.
@@ -52,8 +57,7 @@ impl Node {
     }
 
     pub fn hold(&mut self, gpu: usize, slot: usize, pod: &str) -> HoldingKey {
-        let key =
-            HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: self.gpus[gpu].clone(), mig: None };
+        let key = test_data::key(pod, self.gpus[gpu].as_str());
         let slot = format!("{}::{slot}", self.gpus[gpu]);
         let holding = test_data::holding(&slot, SharingForm::TimeSlicing, 1.0 / SLOTS as f64);
         self.holdings.by_key.insert(key.clone(), holding);
@@ -78,7 +82,7 @@ impl Node {
                 medium: Some(Stamped { at, value: Medium { memory: Some(memory), ..Medium::default() } }),
                 ..DeviceReadings::default()
             };
-            self.readings.insert(self.gpus[gpu].clone(), Arc::new(readings));
+            self.node.readings.insert(self.gpus[gpu].clone(), Arc::new(readings));
         }
     }
 
@@ -88,7 +92,7 @@ impl Node {
             memory_bytes: Some(1 << 28),
             ..test_data::process(*pid, process.owner.clone(), second as f64 * 0.01)
         };
-        let processes = DeviceProcesses { has_sm_seconds: true, processes: owners.iter().map(process).collect() };
+        let processes = test_data::processes(owners.iter().map(process));
         self.processes = [(self.gpus[0].clone(), processes)].into();
     }
 
@@ -102,19 +106,11 @@ impl Node {
                 OwnedProcess { memory_bytes: Some(1 << 28), ..test_data::process(pid as u32, owner, sm_seconds) }
             }));
         }
-        let with = |processes| DeviceProcesses { has_sm_seconds: true, processes };
-        self.processes = by_gpu.into_iter().map(|(gpu, processes)| (gpu, with(processes))).collect();
+        self.processes = by_gpu.into_iter().map(|(gpu, processes)| (gpu, test_data::processes(processes))).collect();
     }
 
     pub fn advance(&mut self, second: u64, scrapes: u64) -> LedgerOutput {
-        let unix = UnixSeconds(1.7e9 + second as f64);
-        self.ledger.advance(&Observation {
-            now: Moment { monotonic: Monotonic::from_secs(second), unix },
-            holdings: &self.holdings,
-            inventory: &self.inventory,
-            readings: &self.readings,
-            processes: &self.processes,
-            retention: Retention { time: Duration::from_secs(300), scrapes },
-        })
+        self.retention.scrapes = scrapes;
+        self.node.advance(test_data::at_second(second))
     }
 }

@@ -105,9 +105,7 @@ fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{
-        ContainerRef, DeviceTotals, Medium, Monotonic, Process, ProcessKey, SourceStatus, Stamped,
-    };
+    use crate::domain::model::{DeviceTotals, Medium, Monotonic, Process, ProcessKey, SourceStatus, Stamped};
 
     fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
         let process =
@@ -131,7 +129,7 @@ mod tests {
 
     #[test]
     fn each_process_appears_once_with_its_owner() {
-        let main = ContainerRef::new("team", "train", "main");
+        let main = crate::test_data::main_of("train");
         let hardware = hardware(Some(&[1, 2]), Some(&[(2, 0.5), (3, 0.25), (4, 9.0)]));
         assert_eq!(process_ids(&hardware), [1, 2, 3, 4].into());
         let owners = [

@@ -225,9 +225,8 @@ mod tests {
     #[test]
     fn unchanged_holdings_are_not_copied_and_others_are() {
         let account = |pod: &str| {
-            let container = ContainerRef::new("team", pod, "main");
             let holding = Some(test_data::holding("GPU-a", SharingForm::TimeSlicing, 0.5));
-            Account { holding, ..Account::new(container, "GPU-a".into(), None, UnixSeconds(0.0)) }
+            Account { holding, ..Account::new(test_data::main_of(pod), "GPU-a".into(), None, UnixSeconds(0.0)) }
         };
         let of = |pods: [&str; 2], before: Option<&Arc<DevicesByHolder>>| {
             let snapshot = Snapshot { accounts: pods.map(account).into(), ..Snapshot::default() };

@@ -170,6 +170,7 @@ pub fn other_offer<'a>(
 mod tests {
     use super::*;
     use crate::domain::holders::test_data::{A, B, M1, M2, container, inventory};
+    use crate::test_data::allocatable;
 
     const GPU: &str = "nvidia.com/gpu";
 
@@ -240,18 +241,14 @@ mod tests {
     fn another_resource_offers_the_same_hardware() {
         let ours =
             BTreeSet::from([DeviceRef { gpu: A.into(), mig: None }, DeviceRef { gpu: B.into(), mig: Some(M1.into()) }]);
-        let offer = |resource: &str, id: &str| Allocatable {
-            devices: [(resource.into(), [id.into()].into())].into(),
-            ..Allocatable::default()
-        };
         let found = |allocatable: &Allocatable| {
             let other = other_offer(&ours, allocatable, &inventory(), |resource| resource.as_str() == GPU);
             other.map(|(resource, count)| format!("{count} of {resource}"))
         };
-        assert_eq!(found(&offer(GPU, A)), None, "our own");
-        assert_eq!(found(&offer("x.io/y", &format!("{A}::7"))).as_deref(), Some("1 of x.io/y"));
-        assert_eq!(found(&offer("x.io/y", M2)), None, "its neighbour");
-        assert_eq!(found(&offer("x.io/y", B)).as_deref(), Some("1 of x.io/y"), "its parent");
-        assert_eq!(found(&offer("x.io/y", "nic-1")), None);
+        assert_eq!(found(&allocatable(GPU, &[A])), None, "our own");
+        assert_eq!(found(&allocatable("x.io/y", &[&format!("{A}::7")])).as_deref(), Some("1 of x.io/y"));
+        assert_eq!(found(&allocatable("x.io/y", &[M2])), None, "its neighbour");
+        assert_eq!(found(&allocatable("x.io/y", &[B])).as_deref(), Some("1 of x.io/y"), "its parent");
+        assert_eq!(found(&allocatable("x.io/y", &["nic-1"])), None);
     }
 }

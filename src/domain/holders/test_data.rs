@@ -1,6 +1,6 @@
 //! What the tests of several parts build: GPUs, and containers that hold them.
 
-use crate::domain::model::{Container, ContainerRef, Gpu, Inventory, MigDevice};
+use crate::domain::model::{Container, Gpu, Inventory, MigDevice};
 use crate::test_data;
 
 pub const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
@@ -24,11 +24,10 @@ pub fn inventory() -> Inventory {
         ..test_data::mig(uuid, gpu_instance, profile, slices)
     };
     let partitions = vec![mig(M1, 7, "1g.10gb", 19, 4, 1), mig(M2, 2, "3g.40gb", 9, 0, 3)];
-    let gpus = [gpu(A, 0, 1, vec![]), gpu(B, 1, 0, partitions)];
-    Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
+    test_data::inventory([gpu(A, 0, 1, vec![]), gpu(B, 1, 0, partitions)])
 }
 
 pub fn container(name: &str, devices: &[(&str, &str)], claims: &[(&str, &str)]) -> Container {
     let claims = claims.iter().map(|(driver, device)| test_data::claim(driver, device)).collect();
-    Container { claims, ..test_data::container(ContainerRef::new("team", name, "main"), devices) }
+    Container { claims, ..test_data::container(test_data::main_of(name), devices) }
 }

@@ -295,8 +295,7 @@ mod tests {
             ..Gpu::not_present(uuid.into())
         };
         let modules = |gpus: &[Gpu]| -> Vec<String> {
-            let gpus = gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone())).collect();
-            let inventory = Inventory { gpus, ..Inventory::default() };
+            let inventory = crate::test_data::inventory(gpus.iter().cloned());
             let names = |gpus: Vec<&Gpu>| gpus.iter().map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>().join(" ");
             inventory.modules().into_iter().map(|(module, gpus)| format!("{module}: {}", names(gpus))).collect()
         };

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::domain::model::{
-    Allocations, ContainerRef, ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition,
-    Holding, KubeletState, Pod, SharingForm, UnhealthyReason, XidClass, XidCounts,
+    ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, Holding, KubeletState, Pod,
+    SharingForm, UnhealthyReason, XidClass, XidCounts,
 };
 use crate::test_data;
 
@@ -17,7 +17,7 @@ const BIRTH: f64 = 1_000_000.0;
 
 /// Makes snapshots as the publisher does: one account per pod, all on one GPU, each second of a holding half busy.
 #[derive(Clone, Default)]
-struct Node {
+struct TrackedNode {
     /// The seconds since the start of the agent; `born` is the Unix time of the start.
     second: u64,
     born: f64,
@@ -28,7 +28,7 @@ struct Node {
     settled: bool,
 }
 
-impl Node {
+impl TrackedNode {
     fn new(born: f64) -> Self {
         Self { born, settled: true, ..Self::default() }
     }
@@ -81,12 +81,11 @@ impl Node {
     fn snapshot(&self) -> Snapshot {
         let pod = |pod: &String| Pod {
             uid: self.uids.get(pod).map(|uid| uid.as_str().into()),
-            ..test_data::pod(test_data::container(ContainerRef::new("team", pod, "main"), &[("nvidia.com/gpu", GPU)]))
+            ..test_data::holder(pod, &[("nvidia.com/gpu", GPU)])
         };
         let held = self.accounts.iter().filter(|(_, account)| account.holding.is_some());
-        let allocations = Allocations { pods: held.map(|(name, _)| pod(name)).collect() };
-        let kubelet =
-            KubeletState { allocations: Some(Arc::new(allocations)), settled: self.settled, ..KubeletState::default() };
+        let kubelet = test_data::kubelet(held.map(|(name, _)| pod(name)));
+        let kubelet = KubeletState { settled: self.settled, ..kubelet };
         Snapshot {
             at: self.now(),
             accounts: self.accounts.values().cloned().collect(),
@@ -103,7 +102,7 @@ fn holding() -> Holding {
 }
 
 fn account(pod: &str, created: UnixSeconds) -> Account {
-    let account = Account::new(ContainerRef::new("team", pod, "main"), GPU.into(), None, created);
+    let account = Account::new(test_data::main_of(pod), GPU.into(), None, created);
     Account {
         counters: HoldingCounters {
             held_seconds: Some(0.0),
@@ -146,7 +145,7 @@ fn open(disk: &BTreeMap<u64, AllocationRecord>) -> Vec<AllocationRecord> {
 
 #[test]
 fn a_holding_ends_with_its_last_counters() {
-    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    let (mut node, mut tracker, mut disk) = (TrackedNode::new(BIRTH), loaded(), BTreeMap::new());
     node.hold("a");
     assert!(tracker.observe(&node.snapshot()), "a beginning is urgent");
     write(&mut disk, &mut tracker);
@@ -174,7 +173,7 @@ fn a_holding_ends_with_its_last_counters() {
 
 #[test]
 fn a_holding_begins_before_it_ends_though_the_clock_was_set_back() {
-    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    let (mut node, mut tracker, mut disk) = (TrackedNode::new(BIRTH), loaded(), BTreeMap::new());
     node.hold("a");
     tracker.observe(&node.snapshot());
     node.pass(10);
@@ -198,7 +197,7 @@ fn a_holding_begins_before_it_ends_though_the_clock_was_set_back() {
 
 #[test]
 fn a_holding_between_two_snapshots_is_recorded() {
-    let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
+    let (mut node, mut tracker) = (TrackedNode::new(BIRTH), loaded());
     tracker.observe(&node.snapshot());
     node.hold("a");
     node.pass(1);
@@ -215,7 +214,7 @@ fn a_holding_between_two_snapshots_is_recorded() {
 
 #[test]
 fn another_account_under_the_name_of_a_holding_takes_nothing_from_its_record() {
-    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    let (mut node, mut tracker, mut disk) = (TrackedNode::new(BIRTH), loaded(), BTreeMap::new());
     for seconds in [10, 3] {
         node.forget("a");
         node.hold("a");
@@ -230,7 +229,7 @@ fn another_account_under_the_name_of_a_holding_takes_nothing_from_its_record() {
 
 #[test]
 fn xids_and_transitions_belong_to_the_holding_at_their_time() {
-    let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
+    let (mut node, mut tracker) = (TrackedNode::new(BIRTH), loaded());
     node.hold("a");
     tracker.observe(&node.snapshot());
     node.pass(2);
@@ -246,7 +245,7 @@ fn xids_and_transitions_belong_to_the_holding_at_their_time() {
     };
     node.health.transitions = vec![transition(1, false, node.now()), transition(2, true, node.now())];
     node.xids.push(ContainerXid {
-        container: ContainerRef::new("team", "a", "main"),
+        container: test_data::main_of("a"),
         gpu: GPU.into(),
         mig: None,
         code: 79,
@@ -271,7 +270,7 @@ fn xids_and_transitions_belong_to_the_holding_at_their_time() {
 /// An early loss and the last changes were dropped in favour of the marks between.
 #[test]
 fn of_many_changes_of_health_the_faults_and_the_last_ones_are_kept() {
-    let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
+    let (mut node, mut tracker) = (TrackedNode::new(BIRTH), loaded());
     node.hold("a");
     tracker.observe(&node.snapshot());
     for number in 0..100 {
@@ -290,7 +289,7 @@ fn of_many_changes_of_health_the_faults_and_the_last_ones_are_kept() {
 
 #[test]
 fn beyond_the_limit_the_oldest_ended_records_are_dropped_and_counted() {
-    let (mut node, mut tracker) = (Node::new(BIRTH), AllocationTracker::default());
+    let (mut node, mut tracker) = (TrackedNode::new(BIRTH), AllocationTracker::default());
     node.hold("stays");
     for number in 0..WAITING_LIMIT + 10 {
         let pod = format!("p{number}");
@@ -307,7 +306,7 @@ fn beyond_the_limit_the_oldest_ended_records_are_dropped_and_counted() {
 
 #[test]
 fn holdings_over_the_limit_of_waiting_records_are_all_written() {
-    let (mut node, mut tracker) = (Node::new(BIRTH), AllocationTracker::default());
+    let (mut node, mut tracker) = (TrackedNode::new(BIRTH), AllocationTracker::default());
     let count = WAITING_LIMIT + 10;
     (0..count).for_each(|number| node.hold(&format!("p{number}")));
     tracker.load(vec![], 0, node.now());
@@ -346,9 +345,9 @@ proptest! {
     /// The journal has every second and joule of the ledger once, for any sequence of holdings and orderly restarts.
     #[test]
     fn no_second_is_lost_or_counted_twice(steps in steps()) {
-        let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+        let (mut node, mut tracker, mut disk) = (TrackedNode::new(BIRTH), loaded(), BTreeMap::new());
         let mut counted = HoldingCounters::default();
-        let count = |node: &Node, name: &str| node.accounts.get(name).map_or(HoldingCounters::default(), |account| account.counters);
+        let count = |node: &TrackedNode, name: &str| node.accounts.get(name).map_or(HoldingCounters::default(), |account| account.counters);
         for step in steps {
             let name = |number: u8| format!("p{number}");
             match step {
@@ -382,7 +381,7 @@ proptest! {
                     for name in node.accounts.keys() {
                         counted = counted.plus(count(&node, name));
                     }
-                    node = Node::new(node.now().unix.0 + 5.0);
+                    node = TrackedNode::new(node.now().unix.0 + 5.0);
                     tracker = AllocationTracker::default();
                     tracker.load(open(&disk), 0, node.now());
                     for name in held {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::{Account, ContainerRef, HoldingCounters, Moment, SharingForm, UnixSeconds};
+use crate::domain::model::{Account, HoldingCounters, Moment, SharingForm, UnixSeconds};
 use crate::journal::Query;
 use crate::journal::allocation_record::AllocationRecord;
 
@@ -18,7 +18,7 @@ fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
             allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()),
             ..HoldingCounters::default()
         },
-        ..Account::new(ContainerRef::new("team", pod, "main"), "GPU-1".into(), None, at.unix)
+        ..Account::new(crate::test_data::main_of(pod), "GPU-1".into(), None, at.unix)
     };
     Snapshot { at, accounts: vec![account], ..Snapshot::default() }
 }

@@ -139,17 +139,16 @@ fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{ClaimAllocation, ContainerRef};
+    use crate::domain::model::ClaimAllocation;
     use crate::test_data;
 
     /// Pods with their devices: `a=0,1 b=`.
     fn allocations_of(pods: &str) -> Allocations {
-        let pods = pods.split_whitespace().map(|pod| {
+        test_data::allocations(pods.split_whitespace().map(|pod| {
             let (name, devices) = pod.split_once('=').unwrap();
             let devices = devices.split(',').filter(|id| !id.is_empty()).map(|id| ("nvidia.com/gpu", id));
-            test_data::pod(test_data::container(ContainerRef::new("team", name, "main"), &devices.collect::<Vec<_>>()))
-        });
-        Allocations { pods: pods.collect() }
+            test_data::holder(name, &devices.collect::<Vec<_>>())
+        }))
     }
 
     /// The holders: `a=0 a=1`.

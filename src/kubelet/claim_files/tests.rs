@@ -3,18 +3,18 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::*;
-use crate::domain::model::{Container, ContainerRef, GpuUuid};
+use crate::domain::model::GpuUuid;
 use crate::test_data;
 
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 
-struct Node {
+struct ClaimNode {
     root: TempDir,
     files: ClaimFiles,
     accepted: Allocations,
 }
 
-impl Node {
+impl ClaimNode {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let directory = |name| root.path().join(name);
@@ -56,9 +56,8 @@ impl Node {
     /// What is known of the claim, as "source hardware …, admin".
     async fn check(&mut self, uid: Option<&str>, expected: &str) {
         let claim = ClaimDevice { claim_uid: uid.map(Into::into), ..test_data::claim("gpu.nvidia.com", "gpu-0") };
-        let container = test_data::container(ContainerRef::new("team", "pod", "main"), &[]);
-        let container = Container { claims: vec![claim], ..container };
-        let mut allocations = Allocations { pods: vec![test_data::pod(container)] };
+        let mut allocations = test_data::allocations([test_data::holder("pod", &[])]);
+        allocations.pods[0].containers[0].claims.push(claim);
         self.files.complete(&mut allocations, Some(&self.accepted)).await;
         self.accepted = allocations;
         let claim = &self.accepted.pods[0].containers[0].claims[0];
@@ -79,7 +78,7 @@ impl Node {
 
 #[tokio::test]
 async fn a_claim_has_what_each_file_records_of_it() {
-    let mut node = Node::new();
+    let mut node = ClaimNode::new();
     node.check(Some(UID), "").await;
     assert_eq!(node.unreadable(), "cdi 0, checkpoint 0, metadata 0", "files that are not there are none");
     node.checkpoint(UID, "GPU-0", true);
@@ -95,7 +94,7 @@ async fn a_claim_has_what_each_file_records_of_it() {
 
 #[tokio::test]
 async fn a_record_outlives_its_file_while_the_claim_is_listed_or_in_use() {
-    let mut node = Node::new();
+    let mut node = ClaimNode::new();
     node.checkpoint(UID, "GPU-0", true);
     node.check(Some(UID), "checkpoint GPU-0, admin").await;
     node.write("plugins/gpu.nvidia.com/checkpoint.json", "{");
@@ -118,7 +117,7 @@ async fn a_record_outlives_its_file_while_the_claim_is_listed_or_in_use() {
 
 #[tokio::test]
 async fn files_that_cannot_be_parsed_are_counted_and_record_nothing() {
-    let mut node = Node::new();
+    let mut node = ClaimNode::new();
     node.write("plugins/gpu.nvidia.com/dra-device-metadata/team_claim/gpu/metadata.json", "\u{0}\u{1}");
     node.write(&format!("cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"), "kind: [");
     fs::create_dir_all(node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json")).unwrap();
@@ -129,7 +128,7 @@ async fn files_that_cannot_be_parsed_are_counted_and_record_nothing() {
 
 #[tokio::test]
 async fn the_files_of_all_claims_are_read_up_to_a_sum() {
-    let mut node = Node::new();
+    let mut node = ClaimNode::new();
     node.checkpoint(UID, "GPU-1", false);
     let requests = node.root.path().join("plugins/gpu.nvidia.com/dra-device-metadata/team_claim");
     for request in 0..4 {
@@ -148,7 +147,7 @@ async fn the_files_of_all_claims_are_read_up_to_a_sum() {
 
 #[test]
 fn a_file_that_cannot_be_opened_is_not_too_large() {
-    let node = Node::new();
+    let node = ClaimNode::new();
     let mut files = FileReader { bytes_left: 1, problems: Problems::new() };
     let path = node.root.path().join("cycle");
     std::os::unix::fs::symlink(&path, &path).unwrap();
@@ -159,7 +158,7 @@ fn a_file_that_cannot_be_opened_is_not_too_large() {
 
 #[tokio::test]
 async fn no_name_of_a_claim_leads_out_of_the_directories() {
-    let mut node = Node::new();
+    let mut node = ClaimNode::new();
     node.metadata("GPU-0");
     for name in ["", ".", "..", "../team_claim", "a/b", "a\u{0}b"] {
         assert!(!is_file_name(name), "{name:?}");
@@ -170,7 +169,7 @@ async fn no_name_of_a_claim_leads_out_of_the_directories() {
 
 #[tokio::test]
 async fn a_named_pipe_is_unreadable_until_it_is_a_file_again() {
-    let mut node = Node::new();
+    let mut node = ClaimNode::new();
     let path = node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json");
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -183,7 +182,7 @@ async fn a_named_pipe_is_unreadable_until_it_is_a_file_again() {
 
 #[tokio::test]
 async fn while_a_file_system_hangs_the_records_stay() {
-    let mut node = Node::new();
+    let mut node = ClaimNode::new();
     node.checkpoint(UID, "GPU-0", false);
     node.check(Some(UID), "checkpoint GPU-0").await;
     let (answer, hangs) = std::sync::mpsc::channel();
@@ -216,7 +215,7 @@ fn a_record_of_several_claims_has_what_they_agree_on() {
 /// While it hung, so did the kubelet's checkpoint.
 #[test]
 fn a_file_that_hangs_hangs_no_other_parsing() {
-    let node = Node::new();
+    let node = ClaimNode::new();
     let (directories, caps) = (node.files.directories.clone(), node.root.path().join("proc/driver/nvidia-caps"));
     node.write(
         &format!("cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"),

@@ -1,19 +1,10 @@
-use std::collections::BTreeMap;
-
 use super::*;
-use crate::domain::model::{Allocations, ContainerRef, PodIdentity};
+use crate::domain::model::PodIdentity;
 use crate::domain::periods::KUBELET_START;
-use crate::test_data::{container, pod};
+use crate::test_data::{allocations, container, identity, main_of, pod};
 
 fn directory(pods: &[(&str, bool)]) -> Arc<PodDirectory> {
-    let identity = |(name, terminal): &(&str, bool)| PodIdentity {
-        pod: PodRef::new("team", name),
-        uid: (*name).into(),
-        runtime_uid: None,
-        labels: BTreeMap::new(),
-        terminal: *terminal,
-        containers: BTreeMap::new(),
-    };
+    let identity = |(name, terminal): &(&str, bool)| PodIdentity { terminal: *terminal, ..identity(name, name) };
     let pods = pods.iter().map(|pod| (pod.0.into(), Arc::new(identity(pod))));
     Arc::new(PodDirectory { complete: true, pods: pods.collect(), problem: None })
 }
@@ -31,11 +22,9 @@ async fn watch_of_two_holders() -> KubeletWatch {
     let pods = PodSources { directory: identified, ..PodSources::default() };
     let publish = watch::channel(Arc::default()).0;
     let mut watch = KubeletWatch::new(settings, Box::new(|| Duration::from_secs(3600)), pods, clock, publish);
-    let held = ["a", "b"].map(|name| {
-        let reference = ContainerRef::new("team", name, "main").with_uid(Some(name.into()));
-        pod(container(reference, &[("nvidia.com/gpu", name)]))
-    });
-    watch.accepted.observe(clock.now().monotonic, Allocations { pods: held.into() }).await;
+    let held =
+        ["a", "b"].map(|name| pod(container(main_of(name).with_uid(Some(name.into())), &[("nvidia.com/gpu", name)])));
+    watch.accepted.observe(clock.now().monotonic, allocations(held)).await;
     let now = clock.now().monotonic;
     (0..4).for_each(|_| watch.schedule.call_began(now));
     watch

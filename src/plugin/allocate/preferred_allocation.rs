@@ -61,8 +61,8 @@ mod tests {
     use super::*;
     use crate::domain::holders::{HeldHardware, Holdings};
     use crate::domain::model::{
-        Allocations, ContainerRef, DeviceProcess, Fast, HardwareState, Inventory, KubeletState, Medium, Monotonic,
-        PluginUnhealthyReason, Stamped, UnhealthyReason,
+        DeviceProcess, Fast, HardwareState, KubeletState, Medium, Monotonic, PluginUnhealthyReason, Stamped,
+        UnhealthyReason,
     };
     use crate::domain::preference::GpuLocation;
     use crate::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
@@ -148,24 +148,20 @@ mod tests {
             Arc::new(DeviceReadings { medium, ..DeviceReadings::default() })
         };
         let readings = [reading(Some(vec![process])), reading(Some(vec![]))];
-        let gpus = (0..2).map(|index| (uuids[index as usize].clone(), whole(index))).collect();
         let hardware = HardwareState {
-            inventory: Arc::new(Inventory { gpus, ..Inventory::default() }),
+            inventory: Arc::new(test_data::inventory((0..2).map(whole))),
             readings: uuids.iter().cloned().zip(readings).collect(),
             ..HardwareState::default()
         };
-        let allocations = |devices: &[(&str, &str)]| Allocations {
-            pods: vec![test_data::pod(test_data::container(ContainerRef::new("n", "p", "c"), devices))],
-        };
-        let first = |allocations: Option<Allocations>| {
+        let kubelet = |devices: &[(&str, &str)]| test_data::kubelet([test_data::holder("p", devices)]);
+        let first = |kubelet| {
             let (nvidia, request) = (NvidiaConfig::default(), request(&offer, 1));
-            let kubelet = KubeletState { allocations: allocations.map(Arc::new), ..KubeletState::default() };
             let choice = preferred_allocation(&nvidia, &offer, &topology, &holders(&hardware, kubelet), &request);
             choice.ids[0].to_string()
         };
-        assert_eq!(first(Some(allocations(&[]))), uuids[1].as_str(), "the first is in use without a holder");
-        assert_eq!(first(Some(allocations(&[("a/b", &format!("{}::3", uuids[0]))]))), uuids[0].as_str());
-        assert_eq!(first(None), uuids[0].as_str(), "the allocations are unknown");
+        assert_eq!(first(kubelet(&[])), uuids[1].as_str(), "the first is in use without a holder");
+        assert_eq!(first(kubelet(&[("a/b", &format!("{}::3", uuids[0]))])), uuids[0].as_str());
+        assert_eq!(first(KubeletState::default()), uuids[0].as_str(), "the allocations are unknown");
     }
 
     #[test]

@@ -67,8 +67,7 @@ mod tests {
                 let nvlink_peers = Some(NvLinkPeers { by_bus_id, switch_links });
                 Gpu { pci_bus_id: Some(PciBusId::new(bus_id(index))), nvlink_peers, ..gpu(index, None) }
             };
-            let gpus = (0..4).map(gpu).map(|gpu| (gpu.uuid.clone(), gpu)).collect();
-            Inventory { gpus, ..Inventory::default() }
+            crate::test_data::inventory((0..4).map(gpu))
         };
         for index in 0..4 {
             let own = root.path().join(format!("pci0000:00/0000:00:0{index}.0/{}", bus_id(index)));

@@ -48,10 +48,8 @@ pub fn may_drop(resource: &ResourceName, vanished: &Vanished, kubelet: &KubeletS
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::domain::model::{Allocations, ContainerRef, Gpu, GpuUuid, Moment, SourceStatus};
+    use crate::domain::model::{Gpu, SourceStatus};
     use crate::plugin::offer::OfferedDevice;
     use crate::test_data;
 
@@ -79,8 +77,7 @@ mod tests {
 
     fn gpus(gpus: &[(&str, bool)]) -> Inventory {
         let gpu = |(uuid, present): &(&str, bool)| Gpu { present: *present, ..Gpu::listed((*uuid).into(), 0) };
-        let gpus = gpus.iter().map(|one| (GpuUuid::new(one.0), gpu(one)));
-        Inventory { gpus: gpus.collect(), ..Inventory::default() }
+        test_data::inventory(gpus.iter().map(gpu))
     }
 
     #[test]
@@ -137,17 +134,15 @@ mod tests {
 
     /// An answer of the kubelet at twenty seconds, which took half a second.
     fn kubelet(held: &[(&str, &str)]) -> KubeletState {
-        let pod = test_data::pod(test_data::container(ContainerRef::new("team", "trainer", "main"), held));
         KubeletState {
-            allocations: Some(Arc::new(Allocations { pods: vec![pod] })),
-            allocations_at: Some(Moment { monotonic: Monotonic::from_secs(20), ..Moment::default() }),
+            allocations_at: Some(test_data::at_second(20)),
             settled: true,
             collector: SourceStatus {
                 success: true,
                 duration: Some(Duration::from_millis(500)),
                 ..SourceStatus::default()
             },
-            ..KubeletState::default()
+            ..test_data::kubelet([test_data::holder("trainer", held)])
         }
     }
 

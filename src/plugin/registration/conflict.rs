@@ -194,8 +194,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::domain::model::{Allocatable, Allocations, ContainerRef, Gpu, Moment, PluginUnhealthyReason};
+    use crate::domain::model::{Gpu, PluginUnhealthyReason};
     use crate::plugin::offer::{OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
+    use crate::test_data::{allocatable, at_second, holder, inventory, kubelet, offering_kubelet};
 
     fn found(allocatable: &[&str], sent: &[&str], live: &[&str]) -> Option<String> {
         let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
@@ -239,12 +240,9 @@ mod tests {
         }
 
         fn answered(&mut self, second: u64, listed: &[&str], live: &[&str]) -> Comparison {
-            let mut allocatable = Allocatable::default();
-            allocatable.devices.insert(self.offer.resource.clone(), listed.iter().map(|id| (*id).into()).collect());
             let kubelet = KubeletState {
-                allocatable: Some(Arc::new(allocatable)),
-                allocatable_at: Some(Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() }),
-                ..KubeletState::default()
+                allocatable_at: Some(at_second(second)),
+                ..offering_kubelet(self.offer.resource.as_str(), listed)
             };
             let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
             self.compare(&kubelet, &live, &[])
@@ -304,20 +302,14 @@ mod tests {
     /// The devices that containers hold at this second, of a kubelet whose checkpoint had `c` at its start.
     fn holding(second: u64, ids: &[&str]) -> KubeletState {
         let gpu = ResourceName::new("nvidia.com/gpu");
-        let at = Some(Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() });
         let held: Vec<(&str, &str)> = ids.iter().map(|id| ("nvidia.com/gpu", *id)).collect();
-        let container = crate::test_data::container(ContainerRef::new("team", "trainer", "main"), &held);
         KubeletState {
-            allocations: Some(Arc::new(Allocations { pods: vec![crate::test_data::pod(container)] })),
-            allocations_at: at,
-            allocatable: Some(Arc::new(Allocatable {
-                devices: [(gpu.clone(), ["x".into()].into())].into(),
-                ..Allocatable::default()
-            })),
-            allocatable_at: at,
+            allocations_at: Some(at_second(second)),
+            allocatable: Some(Arc::new(allocatable(gpu.as_str(), &["x"]))),
+            allocatable_at: Some(at_second(second)),
             settled: true,
             held_in_checkpoint: Arc::new(["a", "c"].map(|id| (gpu.clone(), id.into())).into()),
-            ..KubeletState::default()
+            ..kubelet([holder("trainer", &held)])
         }
     }
 
@@ -365,15 +357,13 @@ mod tests {
     #[test]
     fn a_gpu_at_another_kernel_driver_is_no_conflict_with_the_plugin_that_offers_it() {
         let uuid = "GPU-5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
-        let inventory = crate::plugin::test_data::inventory([Gpu::listed(uuid.into(), 0)]);
+        let inventory = inventory([Gpu::listed(uuid.into(), 0)]);
         let hardware = OfferedHardware::Gpu { uuid: uuid.into(), index: 0, minor: None };
         let elsewhere = PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, "at vfio-pci");
         for (health, expected) in [(Ok(()), true), (Err(elsewhere), false)] {
             let device = OfferedDevice { health, ..OfferedDevice::new(uuid, hardware.clone()) };
             let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
-            let listed = [("nvidia.com/vm".into(), [uuid.into()].into())].into();
-            let allocatable = Some(Arc::new(Allocatable { devices: listed, ..Allocatable::default() }));
-            let kubelet = KubeletState { allocatable, ..KubeletState::default() };
+            let kubelet = offering_kubelet("nvidia.com/vm", &[uuid]);
             assert_eq!(other_resource(&offer, &kubelet, &inventory, |_| false).is_some(), expected);
         }
     }

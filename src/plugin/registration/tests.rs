@@ -11,9 +11,7 @@ use super::lifecycle::{EndedLifecycle, Lifecycle};
 use super::register::Deadlines;
 use crate::clock::Clock;
 use crate::domain::holders::HoldersState;
-use crate::domain::model::{
-    KubeletState, Moment, Monotonic, PluginResource, PluginState, ResourceName, UnhealthyReason,
-};
+use crate::domain::model::{KubeletState, Monotonic, PluginResource, PluginState, ResourceName, UnhealthyReason};
 use crate::plugin::allocate::ServiceInputs;
 use crate::plugin::host::sockets;
 use crate::plugin::inputs::PluginInputs;
@@ -21,6 +19,7 @@ use crate::plugin::offer::{Offer, OfferedDevice, OfferedHardware, OfferedHealth,
 use crate::plugin::status::ResourceStatus;
 use crate::plugin::test_data::{entry, plugin_inputs};
 use crate::simulation::kubelet::{FakeKubelet, Method, Options};
+use crate::test_data::at_second;
 
 const TOY: &str = "example.com/toy";
 
@@ -93,7 +92,10 @@ impl LifecycleHarness {
         Self { resource, state, offer, task, directory_watch, holders, _stop: stop }
     }
 
-    fn answer(&self, kubelet: KubeletState) {
+    /// The kubelet answers that it has no devices.
+    fn answer_without_devices(&self, second: u64) {
+        let (allocatable, allocatable_at) = (Some(Arc::default()), Some(at_second(second)));
+        let kubelet = KubeletState { allocatable, allocatable_at, ..KubeletState::default() };
         self.holders.send_replace(Arc::new(HoldersState { kubelet: Arc::new(kubelet), ..HoldersState::default() }));
     }
 
@@ -118,9 +120,7 @@ async fn registered_to_waiting_when_the_kubelet_lists_none_of_our_devices() {
     kubelet.hang(Method::Register);
     let answers = async {
         for second in 100.. {
-            let at = Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() };
-            let (allocatable, allocatable_at) = (Some(Arc::default()), Some(at));
-            harness.answer(KubeletState { allocatable, allocatable_at, ..Default::default() });
+            harness.answer_without_devices(second);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -232,16 +232,10 @@ async fn waiting_to_serving_when_the_kubelet_lists_nothing_of_the_other_plugin_f
     let _listener = tokio::net::UnixListener::bind(directory.join("nvidia-gpu.sock")).unwrap();
     let offer = Offer { resource: "nvidia.com/gpu".into(), ..toy(Ok(())) };
     let harness = LifecycleHarness::configured("waitWhileServed", offer, &directory, Deadlines::default());
-    let answered = |second| {
-        let at = Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() };
-        let state =
-            KubeletState { allocatable: Some(Arc::default()), allocatable_at: Some(at), ..KubeletState::default() };
-        harness.answer(state);
-    };
-    answered(100);
+    harness.answer_without_devices(100);
     harness.until("a conflict", |state| state.conflict.is_some() && !state.unserved).await;
-    answered(159);
+    harness.answer_without_devices(159);
     harness.until("no service", |state| state.unserved && state.registrations == 0).await;
-    answered(160);
+    harness.answer_without_devices(160);
     harness.until("registered", |state| state.registered && state.conflict.is_none()).await;
 }

@@ -85,25 +85,23 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use super::*;
-    use crate::domain::model::{Allocatable, Moment};
+    use crate::test_data::{at_millisecond, offering_kubelet};
 
     const SOCKET: &str = "nvidia-gpu.sock";
 
     #[derive(Default)]
-    struct WaitingHarness(Waiting);
+    struct ObservedWaiting(Waiting);
 
-    impl WaitingHarness {
+    impl ObservedWaiting {
         /// The result at a time in milliseconds. `answer`: the time of the kubelet's answer, and the listed devices.
         fn at(&mut self, now: u64, answer: Option<(u64, &[&str])>, sockets: &[&str], live: &[&str]) -> &'static str {
-            let devices =
-                |ids: &[&str]| [("nvidia.com/gpu".into(), ids.iter().map(|id| (*id).into()).collect())].into();
-            let allocatable =
-                answer.map(|(_, ids)| Arc::new(Allocatable { devices: devices(ids), ..Allocatable::default() }));
-            let began = |(at, _): (u64, _)| Moment { monotonic: Monotonic::from_millis(at), ..Moment::default() };
-            let kubelet = KubeletState { allocatable, allocatable_at: answer.map(began), ..KubeletState::default() };
+            let answered = |(at, ids): (u64, &[&str])| KubeletState {
+                allocatable_at: Some(at_millisecond(at)),
+                ..offering_kubelet("nvidia.com/gpu", ids)
+            };
+            let kubelet = answer.map(answered).unwrap_or_default();
             let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
             let others = Others {
                 now: Monotonic::from_millis(now),
@@ -127,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_socket_without_a_listed_device_in_two_answers_serves_nothing() {
-        let mut waiting = WaitingHarness::default();
+        let mut waiting = ObservedWaiting::default();
         let both = [SOCKET];
         assert_eq!(waiting.at(0, None, &both, &both), "conflict", "no answer");
         assert_eq!(waiting.at(1_000, Some((1_000, &[])), &both, &both), "conflict", "one answer");
@@ -145,7 +143,7 @@ mod tests {
     #[test]
     fn an_answer_from_before_the_end_of_a_socket_is_no_conflict() {
         for socket in [SOCKET, "of-an-unknown-plugin.sock"] {
-            let mut waiting = WaitingHarness::default();
+            let mut waiting = ObservedWaiting::default();
             let live: &[&str] = if socket == SOCKET { &[SOCKET] } else { &[] };
             let devices: &[&str] = &["GPU-a"];
             assert_eq!(waiting.at(0, Some((0, devices)), &[socket], live), "conflict");
@@ -153,7 +151,7 @@ mod tests {
             assert_eq!(waiting.at(5_050, Some((5_000, devices)), &[], &[]), "ending", "{socket}");
             assert_eq!(waiting.at(5_100, Some((5_050, &[])), &[], &[]), "free", "{socket}");
         }
-        let mut waiting = WaitingHarness::default();
+        let mut waiting = ObservedWaiting::default();
         assert_eq!(waiting.at(0, Some((0, &["GPU-a"])), &[SOCKET], &[SOCKET]), "conflict");
         assert_eq!(waiting.at(5_000, Some((0, &["GPU-a"])), &[SOCKET], &[]), "ending", "it was killed");
         assert_eq!(waiting.at(15_000, Some((14_000, &["GPU-a"])), &[], &[]), "ending", "its socket was removed");

@@ -1,13 +1,13 @@
 use super::*;
-use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
-    DeviceHealth, DeviceReadings, Gpu, HardwareSource, HardwareState, HealthCause, Inventory, Moment, SharingForm,
-    Slow, Stamped, UnhealthyReason, XidCounts, XidEvent,
+    DeviceHealth, DeviceReadings, Gpu, HardwareSource, HardwareState, HealthCause, Moment, SharingForm, Slow, Stamped,
+    UnhealthyReason, XidCounts, XidEvent,
 };
+use crate::test_data;
 
 const GPU: &str = "GPU-1";
 
-struct Harness {
+struct ObservedHealthTask {
     clock: Clock,
     holders: watch::Sender<Arc<HoldersState>>,
     events: mpsc::Sender<Vec<XidEvent>>,
@@ -16,7 +16,7 @@ struct Harness {
     _tasks: Tasks,
 }
 
-impl Harness {
+impl ObservedHealthTask {
     fn start() -> Self {
         let clock = Clock::start();
         let (holders, states_of_holders) = watch::channel(Arc::new(held(HardwareState::default())));
@@ -30,14 +30,13 @@ impl Harness {
 
     /// Publishes readings of the one GPU.
     fn read(&self, driver_loads: u64, recovery_action: u32) {
-        let gpu = Gpu::listed(GPU.into(), 0);
         let value = Slow { recovery_action: Some(recovery_action), ..Slow::default() };
         let slow = Some(Stamped { at: self.clock.now().monotonic, value });
         let readings = DeviceReadings { slow, ..DeviceReadings::default() };
         self.holders.send_replace(Arc::new(held(HardwareState {
             source: HardwareSource::Nvml,
             driver_loads,
-            inventory: Arc::new(Inventory { generation: 1, gpus: [(GPU.into(), gpu)].into(), ..Inventory::default() }),
+            inventory: Arc::new(test_data::inventory([Gpu::listed(GPU.into(), 0)])),
             readings: [(GPU.into(), Arc::new(readings))].into(),
             ..HardwareState::default()
         })));
@@ -53,19 +52,17 @@ impl Harness {
 
 /// A pod holds the GPU.
 fn held(hardware: HardwareState) -> HoldersState {
-    let key = HoldingKey { container: ContainerRef::new("team", "train", "main"), gpu: GPU.into(), mig: None };
-    let by_key = [(key, crate::test_data::holding(GPU, SharingForm::Exclusive, 1.0))].into();
-    let holdings = Arc::new(Holdings { by_key, ..Holdings::default() });
+    let holdings = Arc::new(test_data::holdings(&["train"], GPU, SharingForm::Exclusive, 1.0));
     HoldersState { hardware: Arc::new(hardware), holdings, ..HoldersState::default() }
 }
 
 fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
-    vec![XidEvent { at, gpu: GPU.into(), instance: None, code, count: 1 }]
+    vec![test_data::xid(at, GPU, code)]
 }
 
 #[test]
 fn pods_are_none_only_after_the_kubelet_has_answered() {
-    let holders = [ContainerRef::new("team", "train", "main"), ContainerRef::new("team", "train", "side")];
+    let holders = [test_data::main_of("train"), ContainerRef::new("team", "train", "side")];
     let mut now = HoldersState::default();
     assert_eq!((pods(&holders, &now), pods(&[], &now)), ("team/train".to_owned(), "unknown".to_owned()));
     Arc::make_mut(&mut now.kubelet).allocations = Some(Arc::default());
@@ -74,7 +71,7 @@ fn pods_are_none_only_after_the_kubelet_has_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn an_xid_makes_a_device_unhealthy_until_the_hold_down_after_a_reload() {
-    let mut harness = Harness::start();
+    let mut harness = ObservedHealthTask::start();
     harness.read(1, 0);
     harness.until(true).await;
     tokio::time::advance(Duration::from_secs(1)).await;
@@ -90,16 +87,14 @@ async fn an_xid_makes_a_device_unhealthy_until_the_hold_down_after_a_reload() {
     let state = harness.until(true).await;
     assert!(harness.clock.now().monotonic.since(before) >= Duration::from_secs(59), "held down");
     assert_eq!(state.transitions.len(), 2);
-    assert!(
-        state.transitions.iter().all(|transition| transition.holders == [ContainerRef::new("team", "train", "main")])
-    );
+    assert!(state.transitions.iter().all(|transition| transition.holders == [test_data::main_of("train")]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_xid_precedes_the_reading_that_it_caused() {
     // Which of two that are ready is taken first is random.
     for _ in 0..32 {
-        let mut harness = Harness::start();
+        let mut harness = ObservedHealthTask::start();
         harness.read(1, 0);
         harness.until(true).await;
         harness.events.send(xid(48, harness.clock.now())).await.unwrap();
@@ -111,7 +106,7 @@ async fn an_xid_precedes_the_reading_that_it_caused() {
 
 #[tokio::test(start_paused = true)]
 async fn an_operator_gets_an_answer_when_the_state_is_published() {
-    let mut harness = Harness::start();
+    let mut harness = ObservedHealthTask::start();
     harness.read(1, 0);
     harness.until(true).await;
     let order = |device: &str, action| (harness.order)(OperatorOrder { device: device.to_owned(), action });
@@ -125,7 +120,7 @@ async fn an_operator_gets_an_answer_when_the_state_is_published() {
 
 #[tokio::test(start_paused = true)]
 async fn sources_that_end_do_not_end_the_task() {
-    let mut harness = Harness::start();
+    let mut harness = ObservedHealthTask::start();
     harness.read(1, 0);
     harness.until(true).await;
     let (events, _) = mpsc::channel(1);

@@ -1,6 +1,5 @@
 //! Observations of a node that passes every check, and changes of them.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,12 +11,11 @@ use crate::commands::client::{AgentTarget, ClientError};
 use crate::commands::doctor::DoctorSettings;
 use crate::commands::doctor::observe::{DriverState, ListSummary, NotObserved, Observations, ObservedMachine};
 use crate::commands::doctor::observe_agent::{AgentResponses, ObservedAgent};
-use crate::domain::model::{
-    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, UnixSeconds,
-};
+use crate::domain::model::{AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, UnixSeconds};
 use crate::kubelet::CallError;
 use crate::plugin::{EntryConfig, NodeGpus, NvidiaConfig, OnConflict};
 use crate::processes::ProcessCounts;
+use crate::test_data;
 
 pub const NOW: f64 = 1_800_000_000.0;
 pub const SOCKET: &str = "/k/pod-resources/kubelet.sock";
@@ -65,20 +63,8 @@ pub fn driver(version: &str, gpus: usize) -> DriverState {
         cuda_version: Some("12.8".into()),
         nvml_version: Some("12".into()),
     };
-    let gpu = |index: usize| {
-        let uuid = GpuUuid::new(format!("GPU-{index}"));
-        let gpu = Gpu::listed(uuid.clone(), 0);
-        (uuid, gpu)
-    };
-    DriverState {
-        inventory: Inventory {
-            generation: 1,
-            driver: Some(driver),
-            gpus: (0..gpus).map(gpu).collect(),
-            ..Inventory::default()
-        },
-        problems: vec![],
-    }
+    let gpus = (0..gpus).map(|index| Gpu::listed(GpuUuid::new(format!("GPU-{index}")), 0));
+    DriverState { inventory: Inventory { driver: Some(driver), ..test_data::inventory(gpus) }, problems: vec![] }
 }
 
 pub fn profile(decision: &'static str) -> Option<(AppliedProfile, Option<NodeGpus>)> {
@@ -89,7 +75,6 @@ pub fn profile(decision: &'static str) -> Option<(AppliedProfile, Option<NodeGpu
 
 /// A node that passes every check.
 pub fn well() -> Observations {
-    let allocatable = BTreeMap::from([("nvidia.com/gpu".into(), ["GPU-1".into()].into())]);
     Observations {
         settings: settings(),
         version: "1.2.3",
@@ -97,7 +82,7 @@ pub fn well() -> Observations {
         agent: ObservedAgent::Responding(Box::new(answers())),
         machine: Some(ObservedMachine {
             list: Ok(ListSummary { pods: 3, holders: 1, claimed: 1 }),
-            allocatable: Some(Ok(Allocatable { devices: allocatable, ..Allocatable::default() })),
+            allocatable: Some(Ok(test_data::allocatable("nvidia.com/gpu", &["GPU-1"]))),
             registration: Ok(()),
             pods_api: Ok(()),
             writable: Ok(()),

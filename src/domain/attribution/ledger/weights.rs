@@ -194,12 +194,12 @@ mod tests {
     use crate::domain::model::UnknownOwner;
 
     fn process(owner: Owner, sm_seconds: f64) -> DeviceProcesses {
-        DeviceProcesses { has_sm_seconds: true, processes: vec![crate::test_data::process(7, owner, sm_seconds)] }
+        crate::test_data::processes([crate::test_data::process(7, owner, sm_seconds)])
     }
 
     #[test]
     fn a_process_that_can_no_longer_be_read_does_not_count_again() {
-        let main = ContainerRef::new("team", "train", "main");
+        let main = crate::test_data::main_of("train");
         let mut used = UsedSmTime::default();
         let mut weights = |processes: DeviceProcesses| {
             SmWeights::new(&used.advance(Some(&processes), &DeviceTotals::default()).unwrap(), &[&main])

@@ -2,14 +2,14 @@ use std::time::Duration;
 
 use super::*;
 use crate::domain::model::{Gpu, MigDevice, SharingForm, UnixSeconds, XidInstance};
-use crate::test_data;
+use crate::test_data::{self, at_millisecond as moment};
 
 const GPU: &str = "GPU-1";
 const RETENTION: Duration = Duration::from_secs(300);
 
 /// The holders, and the state under test.
 #[derive(Default)]
-struct Node {
+struct XidNode {
     xids: ContainerXids,
     holdings: Holdings,
     inventory: Inventory,
@@ -17,7 +17,7 @@ struct Node {
     scrapes: u64,
 }
 
-impl Node {
+impl XidNode {
     fn held_by(pods: &[&str]) -> Self {
         let mut node = Self::default();
         pods.iter().for_each(|pod| node.hold(pod, None));
@@ -36,18 +36,16 @@ impl Node {
             mig_devices: vec![mig("MIG-70", 7, 0), mig("MIG-71", 7, 1), mig("MIG-80", 8, 0)],
             ..Gpu::listed(GPU.into(), 0)
         };
-        let mut node = Self::default();
-        node.inventory.gpus.insert(GPU.into(), gpu);
-        node
+        Self { inventory: test_data::inventory([gpu]), ..Self::default() }
     }
 
     fn hold(&mut self, pod: &str, mig: Option<&str>) {
         let holding = test_data::holding(GPU, SharingForm::Exclusive, 1.0);
+        let key = HoldingKey { mig: mig.map(Into::into), ..test_data::key(pod, GPU) };
         let account = Account {
             holding: Some(holding.clone()),
-            ..Account::new(main(pod), GPU.into(), mig.map(Into::into), UnixSeconds(7.0))
+            ..Account::new(key.container.clone(), GPU.into(), key.mig.clone(), UnixSeconds(7.0))
         };
-        let key = HoldingKey { container: main(pod), gpu: GPU.into(), mig: mig.map(Into::into) };
         self.holdings.by_key.insert(key, holding);
         self.accounts.push(account);
     }
@@ -70,17 +68,8 @@ impl Node {
     }
 }
 
-fn main(pod: &str) -> ContainerRef {
-    ContainerRef::new("team", pod, "main")
-}
-
-fn moment(milliseconds: u64) -> Moment {
-    let unix = UnixSeconds(1e6 + milliseconds as f64 / 1000.0);
-    Moment { monotonic: Monotonic::from_millis(milliseconds), unix }
-}
-
 fn xid(at: u64, count: u64) -> XidEvent {
-    XidEvent { at: moment(at), gpu: GPU.into(), instance: None, code: 31, count }
+    XidEvent { count, ..test_data::xid(moment(at), GPU, 31) }
 }
 
 fn on(instance: (u32, Option<u32>), event: XidEvent) -> XidEvent {
@@ -100,13 +89,13 @@ fn it_is_the_one_holders_or_unattributed() {
         (&["one", "two"], vec![]),
         (&[], vec![]),
     ] {
-        assert_eq!(Node::held_by(holders).at(0, &[xid(0, 2)]), expected, "{holders:?}");
+        assert_eq!(XidNode::held_by(holders).at(0, &[xid(0, 2)]), expected, "{holders:?}");
     }
 }
 
 #[test]
 fn on_mig_it_is_who_holds_the_instance() {
-    let mut node = Node::partitioned();
+    let mut node = XidNode::partitioned();
     node.hold("seventy", Some("MIG-70"));
     node.hold("eighty", Some("MIG-80"));
     let row = |pod: &str, mig: &str, count| (pod.to_owned(), Some(mig.to_owned()), 31, count);
@@ -121,7 +110,7 @@ fn on_mig_it_is_who_holds_the_instance() {
 
 #[test]
 fn a_count_stays_with_its_account_and_is_read_twice() {
-    let mut node = Node::held_by(&["alone"]);
+    let mut node = XidNode::held_by(&["alone"]);
     node.at(0, &[xid(0, 1)]);
     assert_eq!(node.at(3_600_000, &[]), counted("alone", 1), "the account lives");
     node.accounts.clear();
@@ -132,13 +121,13 @@ fn a_count_stays_with_its_account_and_is_read_twice() {
 
 #[test]
 fn counting_began_with_the_account_or_the_first_xid() {
-    let created = |node: &mut Node| {
+    let created = |node: &mut XidNode| {
         node.at(1000, &[xid(1000, 1)]);
         node.xids.counts.values().map(|count| count.xid.created.0).collect::<Vec<_>>()
     };
-    let mut node = Node::held_by(&["holder"]);
+    let mut node = XidNode::held_by(&["holder"]);
     assert_eq!(created(&mut node), [7.0]);
-    let mut node = Node::held_by(&["holder"]);
+    let mut node = XidNode::held_by(&["holder"]);
     node.accounts.clear();
-    assert_eq!(created(&mut node), [1e6 + 1.0]);
+    assert_eq!(created(&mut node), [1.7e9 + 1.0]);
 }

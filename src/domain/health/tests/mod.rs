@@ -12,24 +12,21 @@ use std::sync::Arc;
 use super::*;
 use crate::domain::model::{
     DeviceReadings, EccLocation, FabricState, Fast, Gpu, HardwareSource, MigDevice, Platform, Released, RowRemap, Slow,
-    Stamped, UnhealthyReason, UnixSeconds, XidClass, XidInstance,
+    Stamped, UnhealthyReason, XidClass, XidInstance,
 };
+use crate::test_data::{self, at_second as moment};
 
 const GPU: &str = "GPU-0";
 const OTHER: &str = "GPU-1";
 const SLICE: &str = "MIG-7";
 const OTHER_SLICE: &str = "MIG-8";
 
-fn moment(seconds: u64) -> Moment {
-    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(1e9 + seconds as f64) }
-}
-
 fn gpu(uuid: &str, index: u32) -> Gpu {
     Gpu { minor: Some(index), ..Gpu::listed(uuid.into(), index) }
 }
 
 fn mig(uuid: &str, gpu_instance: u32) -> MigDevice {
-    crate::test_data::mig(uuid, gpu_instance, "1g.10gb", 1)
+    test_data::mig(uuid, gpu_instance, "1g.10gb", 1)
 }
 
 /// A node of two GPUs over time. Both respond to every pass and report no fault, unless changed.
@@ -45,9 +42,9 @@ struct TwoGpuNode {
 
 impl TwoGpuNode {
     fn new(config: HealthConfig) -> Self {
-        let gpus = [gpu(GPU, 0), gpu(OTHER, 1)].map(|gpu| (gpu.uuid.clone(), gpu)).into();
-        let mut hardware = HardwareState { source: HardwareSource::Nvml, driver_loads: 1, ..HardwareState::default() };
-        Arc::make_mut(&mut hardware.inventory).gpus = gpus;
+        let inventory = Arc::new(test_data::inventory([gpu(GPU, 0), gpu(OTHER, 1)]));
+        let source = HardwareSource::Nvml;
+        let hardware = HardwareState { source, driver_loads: 1, inventory, ..HardwareState::default() };
         let well = Slow { recovery_action: Some(0), ..Slow::default() };
         let slow = [GPU, OTHER].map(|uuid| (uuid.into(), well.clone())).into();
         let health = Health::new(config);
@@ -137,7 +134,7 @@ fn reasons(state: &HealthState, mig: Option<&str>) -> Vec<&'static str> {
 }
 
 fn xid(code: u32, seconds: u64) -> XidEvent {
-    XidEvent { at: moment(seconds), gpu: GPU.into(), instance: None, code, count: 1 }
+    test_data::xid(moment(seconds), GPU, code)
 }
 
 fn in_instance(code: u32, seconds: u64, gpu_instance: u32, compute_instance: Option<u32>) -> XidEvent {

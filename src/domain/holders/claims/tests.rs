@@ -1,10 +1,7 @@
 use super::*;
+use crate::domain::holders::test_data::{A, B, M1};
 use crate::domain::model::{ClaimHardware, ClaimRecord, Gpu, MigDevice, PciBusId};
 use crate::test_data;
-
-const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
-const B: &str = "GPU-bbbbbbbb-0000-0000-0000-000000000000";
-const M: &str = "MIG-11111111-0000-0000-0000-000000000000";
 
 /// A: minor 1. B: minor 0, with a MIG device of profile 19 at 4, instance 7/0.
 fn inventory() -> Inventory {
@@ -14,9 +11,8 @@ fn inventory() -> Inventory {
         mig_devices,
         ..Gpu::listed(uuid.into(), minor)
     };
-    let partition = MigDevice { profile_id: Some(19), placement_start: Some(4), ..test_data::mig(M, 7, "1g.10gb", 1) };
-    let gpus = [gpu(A, 1, vec![]), gpu(B, 0, vec![partition])];
-    Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
+    let partition = MigDevice { profile_id: Some(19), placement_start: Some(4), ..test_data::mig(M1, 7, "1g.10gb", 1) };
+    test_data::inventory([gpu(A, 1, vec![]), gpu(B, 0, vec![partition])])
 }
 
 fn claim(driver: &str, device: &str, hardware: &[(ClaimSource, ClaimHardware)]) -> ClaimDevice {
@@ -53,7 +49,7 @@ fn files_take_precedence_over_the_name() {
     check("gpu-1", &[(Cdi, Minor(0))], "GPU-b by cdi");
     check("gpu-1", &[(Checkpoint, gpu(A)), (Cdi, Minor(0))], "GPU-a by checkpoint");
     check("gpu-0-mig-1g10gb-19-4", &[], "MIG-1 by device_name");
-    check("gpu-0-mig-1g10gb-19-0", &[(Checkpoint, Mig(M.into()))], "MIG-1 by checkpoint");
+    check("gpu-0-mig-1g10gb-19-0", &[(Checkpoint, Mig(M1.into()))], "MIG-1 by checkpoint");
     let instance = |compute_instance| Instance { minor: 0, gpu_instance: 7, compute_instance };
     check("gpu-0-mig-1g10gb-19-0", &[(Cdi, instance(0))], "MIG-1 by cdi");
     check("gpu-0-mig-1g10gb-19-0", &[(Cdi, instance(1))], "dra_mig");

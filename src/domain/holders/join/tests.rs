@@ -1,16 +1,7 @@
 use super::*;
 use crate::domain::holders::test_data::{A, B, M1, M2, container, inventory};
 use crate::domain::model::{ClaimAllocation, Container};
-use crate::test_data;
-
-fn allocations(containers: Vec<Container>) -> Allocations {
-    Allocations { pods: containers.into_iter().map(test_data::pod).collect() }
-}
-
-fn offering(resource: &str, ids: &[&str]) -> Allocatable {
-    let ids = ids.iter().map(|id| DeviceId::from(*id)).collect();
-    Allocatable { devices: BTreeMap::from([(resource.into(), ids)]), ..Allocatable::default() }
-}
+use crate::test_data::{allocatable, allocations, pod};
 
 /// "pod gpu-or-mig sharing share" of every holding.
 fn held(holdings: &Holdings) -> Vec<String> {
@@ -23,9 +14,9 @@ fn held(holdings: &Holdings) -> Vec<String> {
 }
 
 fn joined(containers: Vec<Container>, allocatable: &Allocatable) -> Holdings {
-    let mut slots = Slots::default();
-    slots.update_counts(&allocations(containers.clone()), allocatable, &inventory(), true);
-    join(&allocations(containers), allocatable, &inventory(), &slots)
+    let (mut slots, allocations) = (Slots::default(), allocations(containers.into_iter().map(pod)));
+    slots.update_counts(&allocations, allocatable, &inventory(), true);
+    join(&allocations, allocatable, &inventory(), &slots)
 }
 
 fn check(containers: Vec<Container>, allocatable: &Allocatable, expected: &[&str]) -> Holdings {
@@ -41,7 +32,7 @@ fn slots_of_a_resource_whose_plugin_reports_mps_are_shared_by_mps() {
     let mut slots = Slots::default();
     assert!(slots.set_mps(["x/mps".into()].into()) && !slots.set_mps(["x/mps".into()].into()));
     let of = |container: &Container, slots: &Slots| {
-        let allocations = allocations(vec![container.clone()]);
+        let allocations = allocations([pod(container.clone())]);
         let holdings = join(&allocations, &Allocatable::default(), &inventory(), slots);
         holdings.by_key.into_values().next().unwrap().sharing
     };
@@ -123,13 +114,13 @@ fn what_does_not_resolve_is_counted_with_its_form() {
 /// Slots of A that a kubelet offers.
 fn slots_of_a(count: usize) -> Allocatable {
     let slots: Vec<String> = (0..count).map(|slot| format!("{A}::{slot}")).collect();
-    offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>())
+    allocatable("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 #[test]
 fn the_count_of_slots_shrinks_with_a_settled_offer() {
     let first = format!("{A}::0");
-    let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &first)], &[])]);
+    let holder = allocations([pod(container("p", &[("nvidia.com/gpu", &first)], &[]))]);
     let mut known = Slots::default();
     let mut after = |count, settled| {
         known.update_counts(&holder, &slots_of_a(count), &inventory(), settled);
@@ -145,7 +136,7 @@ fn the_count_of_slots_shrinks_with_a_settled_offer() {
 #[test]
 fn a_holder_of_a_slot_that_is_no_longer_offered_holds_one_of_those_offered() {
     let last = format!("{A}::7");
-    let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &last)], &[])]);
+    let holder = allocations([pod(container("p", &[("nvidia.com/gpu", &last)], &[]))]);
     let mut known = Slots::default();
     known.update_counts(&holder, &slots_of_a(8), &inventory(), true);
     known.update_counts(&holder, &slots_of_a(4), &inventory(), true);
@@ -155,7 +146,7 @@ fn a_holder_of_a_slot_that_is_no_longer_offered_holds_one_of_those_offered() {
 
 #[test]
 fn holders_together_have_at_most_the_whole_gpu() {
-    let offered = offering("nvidia.com/gpu", &[&format!("{A}::0"), &format!("{A}::1")]);
+    let offered = allocatable("nvidia.com/gpu", &[&format!("{A}::0"), &format!("{A}::1")]);
     let slot = |name, slot| container(name, &[("nvidia.com/gpu", &format!("{A}::{slot}"))], &[]);
     let claim = container("claim", &[], &[("gpu.nvidia.com", "gpu-1")]);
     let holdings = joined(vec![slot("one", 0), slot("two", 1), claim], &offered);
@@ -206,7 +197,7 @@ fn a_device_is_divided_by_claims_and_a_claims_part_by_its_containers() {
 fn drift_names_each_disagreement() {
     let gone = "GPU-cccccccc-0000-0000-0000-000000000000";
     let drift = |containers, ids: &[&str]| {
-        let rows = joined(containers, &offering("nvidia.com/gpu", ids)).drift;
+        let rows = joined(containers, &allocatable("nvidia.com/gpu", ids)).drift;
         rows.into_iter().map(|row| (row.advertised_not_allocatable, row.allocatable_not_advertised)).collect::<Vec<_>>()
     };
     let holder = || vec![container("p", &[("nvidia.com/gpu", A)], &[])];

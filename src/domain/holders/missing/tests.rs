@@ -1,11 +1,7 @@
 use super::*;
 use crate::domain::holders::{Slots, join};
-use crate::domain::model::{Allocatable, Allocations, ContainerRef};
-use crate::test_data::{container, pod, uuid};
-
-fn mig(number: u32) -> String {
-    format!("MIG-00000000-0000-0000-0000-{number:012}")
-}
+use crate::domain::model::Allocatable;
+use crate::test_data::{allocatable, allocations, holder, inventory, kubelet, mig_uuid, offering_kubelet, uuid};
 
 fn address(number: usize) -> PciBusId {
     PciBusId::new(format!("0000:{number:02x}:00.0"))
@@ -15,10 +11,9 @@ fn address(number: usize) -> PciBusId {
 fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
     let gpu = |number: &usize| {
         let gpu = Gpu::not_present(GpuUuid::new(uuid(*number)));
-        let gpu = Gpu { index: Some(*number as u32), pci_bus_id: Some(address(*number)), present: true, ..gpu };
-        (gpu.uuid.clone(), gpu)
+        Gpu { index: Some(*number as u32), pci_bus_id: Some(address(*number)), present: true, ..gpu }
     };
-    let inventory = Inventory { generation: 1, gpus: listed.iter().map(gpu).collect(), ..Inventory::default() };
+    let inventory = inventory(listed.iter().map(gpu));
     let on_bus: BTreeMap<PciBusId, BusGpu> =
         on_bus.iter().map(|number| (address(*number), bus_gpu(Some("nvidia"), "2330"))).collect();
     let node_devices = NodeDevices { expected: on_bus.len(), on_bus };
@@ -44,12 +39,12 @@ fn expected(state: &HardwareState) -> usize {
 }
 
 fn ids(resource: &str, ids: &[&str]) -> DeviceIds {
-    [(resource.into(), ids.iter().map(|id| DeviceId::from(*id)).collect())].into()
+    allocatable(resource, ids).devices
 }
 
-fn allocatable(devices: DeviceIds) -> KubeletState {
-    let allocatable = Allocatable { devices, ..Allocatable::default() };
-    KubeletState { allocatable: Some(Arc::new(allocatable)), ..KubeletState::default() }
+fn offering(devices: DeviceIds) -> KubeletState {
+    let allocatable = Arc::new(Allocatable { devices, ..Allocatable::default() });
+    KubeletState { allocatable: Some(allocatable), ..KubeletState::default() }
 }
 
 fn checkpoint(devices: DeviceIds) -> KubeletState {
@@ -58,11 +53,7 @@ fn checkpoint(devices: DeviceIds) -> KubeletState {
 
 fn held(resource: &str, ids: &[&str]) -> KubeletState {
     let devices: Vec<(&str, &str)> = ids.iter().map(|id| (resource, *id)).collect();
-    KubeletState { allocations: Some(Arc::new(holding(&devices))), ..KubeletState::default() }
-}
-
-fn holding(devices: &[(&str, &str)]) -> Allocations {
-    Allocations { pods: vec![pod(container(ContainerRef::new("team", "trainer", "main"), devices))] }
+    kubelet([holder("trainer", &devices)])
 }
 
 fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareState> {
@@ -89,11 +80,7 @@ fn beside_vfio() -> HardwareState {
     let others =
         ["0000:ca:00.0", "0000:cb:00.0", "0000:e1:00.0"].map(|at| (at.into(), bus_gpu(Some("vfio-pci"), "2330")));
     HardwareState {
-        inventory: Arc::new(Inventory {
-            generation: 1,
-            gpus: [(listed.uuid.clone(), listed)].into(),
-            ..Inventory::default()
-        }),
+        inventory: Arc::new(inventory([listed])),
         node_devices: Some(NodeDevices { expected: 1, on_bus: others.into() }),
         ..HardwareState::default()
     }
@@ -122,8 +109,8 @@ fn excluded_gpus_and_other_vendors_ids_are_none() {
     state.node_devices.as_mut().unwrap().on_bus.get_mut(&address(1)).unwrap().excluded = true;
     assert_eq!(missing(&complete(state, &held("iluvatar.com/gpu", &[&uuid(9)]))), []);
     // Under their own name, beside one that the driver lists.
-    let renamed = ids("example.com/a100", &[&uuid(0), &uuid(1)]);
-    assert_eq!(missing(&complete(hardware(&[0], &[0]), &allocatable(renamed))), [(uuid(1), None)]);
+    let renamed = offering_kubelet("example.com/a100", &[&uuid(0), &uuid(1)]);
+    assert_eq!(missing(&complete(hardware(&[0], &[0]), &renamed)), [(uuid(1), None)]);
     let own = held("example.com/a100", &[&uuid(1)]);
     assert_eq!(missing(&complete(hardware(&[0], &[0]), &own)), []);
     let offered =
@@ -147,7 +134,7 @@ fn a_card_that_the_driver_does_not_serve_is_missing_only_with_evidence() {
     let old = || bus_gpu(None, "1288");
     let none = KubeletState::default();
     let named = |id: &str| ids("nvidia.com/gpu", &[&uuid(0), id]);
-    let settled = |devices| KubeletState { settled: true, ..allocatable(devices) };
+    let settled = |devices| KubeletState { settled: true, ..offering(devices) };
     for (card, kubelet, is_missing, case) in [
         (bus_gpu(Some("nouveau"), "2330"), none.clone(), false, "other_driver: nouveau"),
         (old(), none.clone(), false, "unclear: an old card"),
@@ -156,7 +143,7 @@ fn a_card_that_the_driver_does_not_serve_is_missing_only_with_evidence() {
         (old(), checkpoint(ids("nvidia.com/gpu", &[&uuid(1)])), false, "unclear: GPU 0 replaced it"),
         (
             bus_gpu(Some("nouveau"), "1288"),
-            allocatable(named(&uuid(1))),
+            offering(named(&uuid(1))),
             false,
             "other_driver: rebound after it was offered",
         ),
@@ -164,9 +151,9 @@ fn a_card_that_the_driver_does_not_serve_is_missing_only_with_evidence() {
         (bus_gpu(None, "2330"), none.clone(), true, "expected: the model of GPU 0"),
         (BusGpu { uuid: Some(uuid(1).as_str().into()), ..old() }, none, true, "identified"),
         (old(), held("nvidia.com/gpu", &[&uuid(1)]), true, "unclear: held"),
-        (old(), allocatable(named(&uuid(1))), true, "unclear: offered"),
+        (old(), offering(named(&uuid(1))), true, "unclear: offered"),
         (old(), checkpoint(named(&uuid(1))), true, "unclear: offered before the kubelet's start"),
-        (old(), held("nvidia.com/mig-1g.10gb", &[&mig(7)]), true, "unclear: a MIG device of it"),
+        (old(), held("nvidia.com/mig-1g.10gb", &[&mig_uuid(7)]), true, "unclear: a MIG device of it"),
     ] {
         let state = complete(beside(card), &kubelet);
         let inventory = &state.inventory;
@@ -220,13 +207,13 @@ fn without_a_driver_nothing_is_missing_from_its_list() {
 
 #[test]
 fn an_offered_uuid_may_be_of_a_gpu_at_another_kernel_driver() {
-    let offering = |uuids: &[&str]| allocatable(ids("nvidia.com/gpu", uuids));
+    let offering = |uuids: &[&str]| offering_kubelet("nvidia.com/gpu", uuids);
     let missing = |kubelet: &KubeletState| complete(beside_vfio(), kubelet).inventory.missing.len();
     assert_eq!(missing(&offering(&[LISTED, OTHER])), 0);
     let five: Vec<String> = (2..=5).map(|number| format!("{}{number}", &OTHER[..OTHER.len() - 1])).collect();
     assert_eq!(missing(&offering(&five.iter().map(String::as_str).collect::<Vec<_>>())), 4, "one of four is missing");
-    let held = Arc::new(holding(&[("nvidia.com/gpu", OTHER)]));
-    assert_eq!(missing(&KubeletState { allocations: Some(held), ..offering(&[OTHER]) }), 1);
+    let held = KubeletState { allocations: held("nvidia.com/gpu", &[OTHER]).allocations, ..offering(&[OTHER]) };
+    assert_eq!(missing(&held), 1);
 }
 
 #[test]
@@ -255,11 +242,11 @@ fn a_replaced_gpu_that_only_the_checkpoint_names_is_not_missing() {
     };
     assert_eq!(complete(&[0], &known), [(uuid(9), at(1))], "the driver does not list the new one yet");
     assert_eq!(complete(&[0, 1], &known), [(uuid(9), None)], "no answer has settled");
-    let of_kubelet = |held: &[&str]| KubeletState {
-        allocations: Some(Arc::new(holding(&held.iter().map(|id| ("nvidia.com/gpu", *id)).collect::<Vec<_>>()))),
+    let of_kubelet = |ids: &[&str]| KubeletState {
+        allocations: held("nvidia.com/gpu", ids).allocations,
         settled: true,
         checkpoint: known.checkpoint.clone(),
-        ..allocatable(ids("nvidia.com/gpu", &[&uuid(0)]))
+        ..offering_kubelet("nvidia.com/gpu", &[&uuid(0)])
     };
     assert_eq!(complete(&[0, 1], &of_kubelet(&[&uuid(9)])), [(uuid(9), None)], "a pod holds it");
     assert_eq!(complete(&[0, 1], &of_kubelet(&[])), []);
@@ -270,7 +257,7 @@ fn a_replaced_gpu_that_only_the_checkpoint_names_is_not_missing() {
 #[test]
 fn one_that_both_have_is_one_device() {
     for kubelet in [
-        allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)])),
+        offering_kubelet("nvidia.com/gpu", &[&uuid(0), &uuid(1)]),
         checkpoint(ids("nvidia.com/gpu.shared", &[&format!("{}::0", uuid(1)), &format!("{}::3", uuid(1))])),
         held("nvidia.com/gpu", &[&format!("{}-0", uuid(1))]),
     ] {
@@ -318,11 +305,11 @@ fn an_old_card_beside_a_lost_gpu_takes_no_uuid() {
 
 #[test]
 fn a_mig_device_is_on_the_only_gpu_that_is_missing() {
-    let kubelet = held("nvidia.com/mig-1g.10gb", &[&mig(7)]);
+    let kubelet = held("nvidia.com/mig-1g.10gb", &[&mig_uuid(7)]);
     let state = complete(hardware(&[0], &[0, 1]), &kubelet);
-    assert_eq!(state.inventory.missing_parent(&mig(7)), Some(&"PCI-0000:01:00.0".into()));
+    assert_eq!(state.inventory.missing_parent(&mig_uuid(7)), Some(&"PCI-0000:01:00.0".into()));
     let two = complete(hardware(&[0], &[0, 1, 2]), &kubelet);
-    assert_eq!(two.inventory.missing_parent(&mig(7)), None);
+    assert_eq!(two.inventory.missing_parent(&mig_uuid(7)), None);
     let none = complete(hardware(&[0, 1], &[0, 1]), &kubelet);
     assert_eq!(missing(&none), [], "it was deleted, and its GPU is there");
 }
@@ -333,13 +320,13 @@ fn a_mig_device_of_a_gpu_that_was_replaced_is_on_no_other() {
     let mut complete = |listed: &[usize], kubelet: &KubeletState| {
         memory.add_to(&Arc::new(hardware(listed, &[0, 1])), kubelet, &|_| false, Monotonic::from_secs(1))
     };
-    complete(&[0], &held("nvidia.com/mig-1g.10gb", &[&mig(7)]));
-    let of_gpus = allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)]));
+    complete(&[0], &held("nvidia.com/mig-1g.10gb", &[&mig_uuid(7)]));
+    let of_gpus = offering_kubelet("nvidia.com/gpu", &[&uuid(0), &uuid(1)]);
     let settled = KubeletState { settled: true, ..of_gpus };
     complete(&[0, 1], &settled);
     let state = complete(&[0], &settled);
     assert_eq!(missing(&state), [(uuid(1), at(1))]);
-    assert_eq!(state.inventory.missing_parent(&mig(7)), None);
+    assert_eq!(state.inventory.missing_parent(&mig_uuid(7)), None);
 }
 
 // The results.
@@ -377,9 +364,8 @@ fn an_id_that_is_no_gpus_is_counted_by_its_form_where_nvidia_writes_it() {
         ("example.com/nic", "0000:3b:00.1", "other"),
         ("example.com/nic", "/dev/vfio/7", "other"),
     ] {
-        let offered = [(resource.into(), [id.into()].into())].into();
-        let offered = Allocatable { devices: offered, ..Allocatable::default() };
-        let holdings = join(&holding(&[(resource, id)]), &offered, &state.inventory, &Slots::default());
+        let (held, offered) = (allocations([holder("p", &[(resource, id)])]), allocatable(resource, &[id]));
+        let holdings = join(&held, &offered, &state.inventory, &Slots::default());
         let counted: Vec<_> = holdings.unresolved.iter().map(|row| (row.form, row.devices)).collect();
         assert_eq!((counted, holdings.by_key.len()), (vec![(form, 1)], 0), "{resource} {id}");
         assert_eq!(holdings.drift, [], "what NVIDIA's plugins should offer is unknown: {id}");

@@ -4,7 +4,7 @@ use super::*;
 
 /// The disk after a first agent has observed pod `a` for 40 s and was killed.
 fn first_life(uid: Option<&str>) -> BTreeMap<u64, AllocationRecord> {
-    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    let (mut node, mut tracker, mut disk) = (TrackedNode::new(BIRTH), loaded(), BTreeMap::new());
     node.uids.extend(uid.map(|uid| ("a".to_owned(), uid.to_owned())));
     node.hold("a");
     tracker.observe(&node.snapshot());
@@ -15,8 +15,8 @@ fn first_life(uid: Option<&str>) -> BTreeMap<u64, AllocationRecord> {
 }
 
 /// The node of the next agent, 100 s after the start of the first.
-fn second_agent() -> Node {
-    Node::new(BIRTH + 100.0)
+fn second_agent() -> TrackedNode {
+    TrackedNode::new(BIRTH + 100.0)
 }
 
 #[test]
@@ -73,8 +73,8 @@ fn another_pod_of_the_name_is_another_holding_also_with_a_late_uid() {
 
 #[test]
 fn a_pod_that_is_replaced_under_its_name_ends() {
-    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
-    let of = |uid: &str| ContainerRef::new("team", "a", "main").with_uid(Some(uid.into()));
+    let (mut node, mut tracker, mut disk) = (TrackedNode::new(BIRTH), loaded(), BTreeMap::new());
+    let of = |uid: &str| test_data::main_of("a").with_uid(Some(uid.into()));
     node.hold("a");
     node.accounts.get_mut("a").expect("held").container = of("u1");
     tracker.observe(&node.snapshot());
@@ -142,14 +142,14 @@ fn a_kubelet_that_lists_no_pod_yet_ends_no_holding_of_an_earlier_agent() {
 /// The lock of the first agent was replaced, and the second, which had it meanwhile, has ended.
 #[test]
 fn an_agent_that_gets_the_file_again_continues_what_another_one_began() {
-    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    let (mut node, mut tracker, mut disk) = (TrackedNode::new(BIRTH), loaded(), BTreeMap::new());
     node.hold("a");
     tracker.observe(&node.snapshot());
     write(&mut disk, &mut tracker);
     node.pass(10);
     node.hold("b");
     tracker.observe(&node.snapshot());
-    let (mut beside, mut other) = (Node::new(BIRTH + 11.0), AllocationTracker::default());
+    let (mut beside, mut other) = (TrackedNode::new(BIRTH + 11.0), AllocationTracker::default());
     other.load(open(&disk), 0, beside.now());
     beside.hold("a");
     beside.hold("b");
@@ -175,7 +175,8 @@ fn an_agent_that_gets_the_file_again_continues_what_another_one_began() {
 #[test]
 fn time_observed_by_two_agents_counts_once() {
     // The next agent starts while the first still writes, and gets the file when that one ends.
-    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH + 20.0), AllocationTracker::default(), first_life(None));
+    let (mut node, mut tracker, mut disk) =
+        (TrackedNode::new(BIRTH + 20.0), AllocationTracker::default(), first_life(None));
     node.hold("a");
     tracker.observe(&node.snapshot());
     node.pass(25);
@@ -197,7 +198,8 @@ fn the_first_check_of_an_agent_is_a_change_only_if_it_differs_from_the_last_stat
     let mut disk = first_life(None);
     let mut expected = vec![];
     for restart in 1..=20 {
-        let (mut node, mut tracker) = (Node::new(BIRTH + f64::from(restart) * 100.0), AllocationTracker::default());
+        let (mut node, mut tracker) =
+            (TrackedNode::new(BIRTH + f64::from(restart) * 100.0), AllocationTracker::default());
         tracker.load(open(&disk), 0, node.now());
         // While agent 3 runs, the device is lost; agents 4 and 5 find it lost, and agent 6 healthy.
         let first_check = lost.filter(|_| [4, 5].contains(&restart));

@@ -22,11 +22,7 @@ impl OneDeviceLedger {
     }
 
     fn hold(&mut self, pod: &str, mig: Option<&str>, sharing: SharingForm, share: f64) {
-        let key = HoldingKey {
-            container: ContainerRef::new("team", pod, "main"),
-            gpu: GPU.into(),
-            mig: mig.map(MigUuid::from),
-        };
+        let key = HoldingKey { mig: mig.map(MigUuid::from), ..test_data::key(pod, GPU) };
         self.holdings.by_key.insert(key, test_data::holding(GPU, sharing, share));
     }
 
@@ -36,8 +32,8 @@ impl OneDeviceLedger {
             memory_bytes: Some(*bytes),
             ..test_data::process(pid as u32, owner.clone(), *sm_seconds)
         };
-        let processes = processes.iter().enumerate().map(process).collect();
-        self.processes.insert(GPU.into(), DeviceProcesses { has_sm_seconds: true, processes });
+        let processes = test_data::processes(processes.iter().enumerate().map(process));
+        self.processes.insert(GPU.into(), processes);
     }
 
     /// Lets the board be idle at 100 W for ten seconds, so that its idle power is known.
@@ -48,7 +44,7 @@ impl OneDeviceLedger {
 }
 
 fn owner(pod: &str) -> Owner {
-    Owner::Container(ContainerRef::new("team", pod, "main"))
+    Owner::Container(test_data::main_of(pod))
 }
 
 fn memory(used: u64) -> Option<MemoryUse> {
@@ -99,8 +95,7 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
 
 #[test]
 fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
-    let mut case = OneDeviceLedger::new(3600);
-    case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
+    let mut case = OneDeviceLedger::enumerated(3600);
     case.hold("train", None, SharingForm::Exclusive, 1.0);
     let active = GpmRatios { sm_active: Some(0.5), dram_active: Some(0.25), ..GpmRatios::default() };
     let medium = || Some(Medium { memory: memory(80), gpm: active.clone(), ..Medium::default() });
@@ -136,8 +131,7 @@ fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
 
 #[test]
 fn a_new_exclusive_holder_does_not_show_values_of_the_last_one() {
-    let mut case = OneDeviceLedger::new(3600);
-    case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
+    let mut case = OneDeviceLedger::enumerated(3600);
     case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.at(0);
     let now = |case: &mut OneDeviceLedger, second: u64, memory_used, sm_active| {
@@ -359,7 +353,7 @@ fn a_pod_in_an_instance_that_another_holds_is_named() {
     let mut case = OneDeviceLedger::new(3600);
     partitioned(&mut case, None);
     let process = |number| OwnedProcess { gpu_instance: Some(number), ..test_data::process(number, owner("a"), 0.0) };
-    let processes = DeviceProcesses { has_sm_seconds: false, processes: vec![process(1), process(2)] };
+    let processes = DeviceProcesses { has_sm_seconds: false, ..test_data::processes([process(1), process(2)]) };
     case.processes.insert(GPU.into(), processes);
     case.reading(0, None, 0.0, None);
     let published = case.at(30);
@@ -370,8 +364,7 @@ fn a_pod_in_an_instance_that_another_holds_is_named() {
 
 #[test]
 fn memory_of_a_gpu_without_its_own_is_that_of_its_processes() {
-    let mut case = OneDeviceLedger::new(3600);
-    case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
+    let mut case = OneDeviceLedger::enumerated(3600);
     case.idle_at_100_watts();
     case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.run(&[(owner("a"), 0.0, 5), (owner("a"), 0.0, 4), (Owner::Host, 0.0, 2)]);

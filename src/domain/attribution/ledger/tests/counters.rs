@@ -1,14 +1,7 @@
 use super::super::*;
 use super::{GPU, OneDeviceLedger, moment, monotonic};
-use crate::domain::holders::HoldingKey;
-use crate::domain::model::{Account, ContainerRef, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason};
-use crate::test_data;
-
-fn held_by(pods: &[&str], sharing: SharingForm, share: f64) -> Holdings {
-    let key = |pod: &&str| HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
-    let by_key = pods.iter().map(|pod| (key(pod), test_data::holding(GPU, sharing, share))).collect();
-    Holdings { by_key, ..Holdings::default() }
-}
+use crate::domain::model::{Account, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason};
+use crate::test_data::holdings;
 
 impl OneDeviceLedger {
     /// The pod `a` has the device to itself from 0 on, when its totals are 0.
@@ -35,7 +28,7 @@ impl OneDeviceLedger {
 }
 
 fn exclusive(pods: &[&str]) -> Holdings {
-    held_by(pods, SharingForm::Exclusive, 1.0)
+    holdings(pods, GPU, SharingForm::Exclusive, 1.0)
 }
 
 /// A pod with its GPU time held, busy time, idle time and energy.
@@ -135,9 +128,9 @@ fn ended_accounts_stay_for_the_retention_and_until_two_pages_had_them() {
     let after = |case: &mut OneDeviceLedger, seconds: u64| case.read(seconds * 1000, Some(1.0), None).len();
     assert_eq!(after(&mut case, 300), 1, "within the retention");
     assert_eq!(after(&mut case, 400), 1, "nobody has read it");
-    case.scrapes = 1;
+    case.retention.scrapes = 1;
     assert_eq!(after(&mut case, 401), 1, "one page had it");
-    case.scrapes = 2;
+    case.retention.scrapes = 2;
     assert_eq!(after(&mut case, 402), 0);
 }
 
@@ -188,7 +181,7 @@ fn slow_sampling_is_not_lateness() {
 fn without_a_known_share_nothing_is_counted() {
     let mut case = OneDeviceLedger::new(5);
     case.read(0, Some(0.0), None);
-    let mut holdings = held_by(&["a"], SharingForm::TimeSlicing, 1.0);
+    let mut holdings = holdings(&["a"], GPU, SharingForm::TimeSlicing, 1.0);
     holdings.by_key.values_mut().for_each(|holding| holding.fraction = None);
     case.relate(0, holdings);
     assert_eq!(case.read(1000, Some(1.0), None)[0].counters.allocated_seconds, None);

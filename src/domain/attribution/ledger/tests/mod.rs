@@ -8,8 +8,11 @@ mod random_node;
 mod reference;
 mod segments;
 
+use std::ops::{Deref, DerefMut};
+
 use super::*;
-use crate::domain::model::{DeviceTotals, Medium, Stamped, UnixSeconds};
+use crate::domain::model::{DeviceTotals, Medium, Stamped};
+use crate::test_data::{self, LedgerNode};
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 
@@ -19,47 +22,47 @@ fn monotonic(milliseconds: u64) -> Monotonic {
 }
 
 fn moment(milliseconds: u64) -> Moment {
-    let unix = UnixSeconds(1_700_000_000.0 + milliseconds as f64 / 1000.0);
-    Moment { monotonic: monotonic(milliseconds), unix }
+    Moment { monotonic: monotonic(milliseconds), ..test_data::at_millisecond(milliseconds) }
 }
 
 /// A ledger with one device whose holders, processes and readings the test sets.
 struct OneDeviceLedger {
-    ledger: Ledger,
-    holdings: Holdings,
-    inventory: Inventory,
-    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    processes: BTreeMap<GpuUuid, DeviceProcesses>,
+    node: LedgerNode,
     /// The totals of the next reading, except its time, busy seconds and joules.
     totals: DeviceTotals,
     unattributed: Vec<Unattributed>,
-    scrapes: u64,
+}
+
+impl Deref for OneDeviceLedger {
+    type Target = LedgerNode;
+
+    fn deref(&self) -> &LedgerNode {
+        &self.node
+    }
+}
+
+impl DerefMut for OneDeviceLedger {
+    fn deref_mut(&mut self) -> &mut LedgerNode {
+        &mut self.node
+    }
 }
 
 impl OneDeviceLedger {
-    /// A world in which readings are late after this many seconds.
+    /// A node whose readings are late after this many seconds.
     fn new(readings_late: u64) -> Self {
-        Self {
-            ledger: Ledger::new(Duration::from_secs(readings_late)),
-            holdings: Holdings::default(),
-            inventory: Inventory::default(),
-            readings: BTreeMap::new(),
-            processes: BTreeMap::new(),
-            totals: DeviceTotals::default(),
-            unattributed: vec![],
-            scrapes: 0,
-        }
+        let node = LedgerNode::new(Inventory::default(), Duration::from_secs(readings_late));
+        Self { node, totals: DeviceTotals::default(), unattributed: vec![] }
+    }
+
+    /// With the device in the inventory.
+    fn enumerated(readings_late: u64) -> Self {
+        let mut case = Self::new(readings_late);
+        case.inventory = test_data::inventory([Gpu::listed(GPU.into(), 0)]);
+        case
     }
 
     fn observe(&mut self, milliseconds: u64) -> LedgerOutput {
-        let published = self.ledger.advance(&Observation {
-            now: moment(milliseconds),
-            holdings: &self.holdings,
-            inventory: &self.inventory,
-            readings: &self.readings,
-            processes: &self.processes,
-            retention: Retention { time: Duration::from_secs(300), scrapes: self.scrapes },
-        });
+        let published = self.node.advance(moment(milliseconds));
         self.unattributed.clone_from(&published.unattributed);
         published
     }

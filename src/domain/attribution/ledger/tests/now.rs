@@ -2,19 +2,13 @@
 
 use super::super::*;
 use super::{GPU, OneDeviceLedger, monotonic};
-use crate::domain::holders::HoldingKey;
-use crate::domain::model::{ContainerRef, Fast, Owner, SharingForm, Stamped};
+use crate::domain::model::{Fast, Owner, SharingForm, Stamped};
 use crate::test_data;
 
 impl OneDeviceLedger {
     fn shared_by(pods: &[&str]) -> Self {
-        let mut case = Self::new(3600);
-        case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
-        for pod in pods {
-            let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
-            let holding = test_data::holding(GPU, SharingForm::TimeSlicing, 1.0 / pods.len() as f64);
-            case.holdings.by_key.insert(key, holding);
-        }
+        let mut case = Self::enumerated(3600);
+        case.holdings = test_data::holdings(pods, GPU, SharingForm::TimeSlicing, 1.0 / pods.len() as f64);
         case.observe(0);
         case
     }
@@ -40,11 +34,9 @@ fn containers_that_take_turns_are_each_half_busy_in_every_reading() {
             // The first of two takes the odd one.
             let samples = end * 5;
             let worked = [samples.div_ceil(2), samples / 2].map(|samples| samples as f64 * 0.2);
-            let process = |(pid, pod)| {
-                test_data::process(pid, Owner::Container(ContainerRef::new("team", pod, "main")), worked[pid as usize])
-            };
-            let processes = [(0, "a"), (1, "b")].map(process).into();
-            case.processes.insert(GPU.into(), DeviceProcesses { has_sm_seconds: true, processes });
+            let process =
+                |(pid, pod)| test_data::process(pid, Owner::Container(test_data::main_of(pod)), worked[pid as usize]);
+            case.processes.insert(GPU.into(), test_data::processes([(0, "a"), (1, "b")].map(process)));
             let now = case.now(end * 1000, end as f64);
             let is_half = |now: &Option<f64>| now.is_some_and(|now| (0.45..=0.55).contains(&now));
             assert!(end < 10 || now.iter().all(is_half), "second {end}, read every {seconds} s: {now:?}");
@@ -70,8 +62,7 @@ fn a_holding_shows_what_it_does_since_it_began_and_nothing_before() {
     let mut case = OneDeviceLedger::shared_by(&["a"]);
     case.now(0, 0.0);
     assert_eq!(case.now(8000, 8.0), [Some(1.0)]);
-    let key = HoldingKey { container: ContainerRef::new("team", "b", "main"), gpu: GPU.into(), mig: None };
-    case.holdings.by_key.insert(key, test_data::holding(GPU, SharingForm::TimeSlicing, 0.5));
+    case.holdings.by_key.insert(test_data::key("b", GPU), test_data::holding(GPU, SharingForm::TimeSlicing, 0.5));
     let accounts = case.observe(9000).accounts;
     assert_eq!(accounts[1].gpu_utilization_ratio, None);
     // The GPU is busy all the time: the holder had it alone for one of two seconds.

@@ -9,7 +9,7 @@ use super::reference::{History, check_claims};
 use crate::domain::holders::{Slots, join};
 use crate::domain::model::{Allocatable, Allocations, Container, ContainerRef, DeviceId, MigUuid, UnixSeconds};
 pub use crate::simulation::Random;
-use crate::test_data;
+use crate::test_data::{self, LedgerNode};
 
 pub type Tick = usize;
 pub const TICK_SECONDS: f64 = 0.1;
@@ -63,11 +63,8 @@ pub struct RandomNode {
     pub random: Random,
     pub now: Tick,
     pub boards: Vec<Board>,
-    pub inventory: Inventory,
     pub histories: Vec<History>,
-    pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    pub processes: BTreeMap<GpuUuid, DeviceProcesses>,
-    pub holdings: Holdings,
+    pub observed: LedgerNode,
     allocatable: Allocatable,
     slots: Slots,
     /// The holder by device and place on it.
@@ -86,8 +83,7 @@ impl RandomNode {
                 Board::new(number, if crowded { Kind::Slots(32) } else { Kind::any(&mut random) }, &mut random)
             })
             .collect();
-        let gpus = boards.iter().map(|board| (board.uuid.clone(), board.gpu())).collect();
-        let inventory = Inventory { gpus, ..Inventory::default() };
+        let inventory = test_data::inventory(boards.iter().map(Board::gpu));
         let ids: BTreeSet<DeviceId> = boards.iter().flat_map(Board::offered).collect();
         let allocatable = Allocatable { devices: [("nvidia.com/gpu".into(), ids)].into(), ..Allocatable::default() };
         let mut slots = Slots::default();
@@ -97,10 +93,7 @@ impl RandomNode {
             now: 0,
             histories: boards.iter().map(|_| vec![Arc::default()]).collect(),
             boards,
-            inventory,
-            readings: BTreeMap::new(),
-            processes: BTreeMap::new(),
-            holdings: Holdings::default(),
+            observed: Self::unobserved(inventory),
             allocatable,
             slots,
             grants: BTreeMap::new(),
@@ -115,6 +108,16 @@ impl RandomNode {
         }
         node.relate();
         node
+    }
+
+    fn unobserved(inventory: Inventory) -> LedgerNode {
+        let retention = Retention { time: Duration::from_secs(86_400), scrapes: 0 };
+        LedgerNode { retention, ..LedgerNode::new(inventory, Duration::from_secs(5)) }
+    }
+
+    pub fn observe(&mut self) -> LedgerOutput {
+        let monotonic = super::monotonic(self.now as u64 * 100);
+        self.observed.advance(Moment { monotonic, unix: UnixSeconds(self.unix) })
     }
 
     /// Lets time pass, then lets some things happen.
@@ -139,12 +142,13 @@ impl RandomNode {
         }
         // The wall clock may step.
         self.unix += if self.random.chance(5) { self.random.ratio() * 1e6 - 5e5 } else { 0.1 };
+        let observed = &mut self.observed;
         for board in &self.boards {
             if let Some(reading) = &board.reading {
-                self.readings.insert(board.uuid.clone(), Arc::new(board.readings(reading)));
+                observed.readings.insert(board.uuid.clone(), Arc::new(board.readings(reading)));
                 match &reading.processes {
-                    Some(processes) => self.processes.insert(board.uuid.clone(), processes.clone()),
-                    None => self.processes.remove(&board.uuid),
+                    Some(processes) => observed.processes.insert(board.uuid.clone(), processes.clone()),
+                    None => observed.processes.remove(&board.uuid),
                 };
             }
         }
@@ -157,13 +161,9 @@ impl RandomNode {
             history[..last].iter_mut().for_each(|holders| *holders = Arc::default());
         }
         self.boards.iter_mut().for_each(Board::restart);
-        self.readings.clear();
-        self.processes.clear();
-    }
-
-    pub fn moment(&self) -> Moment {
-        let monotonic = super::monotonic(self.now as u64 * 100);
-        Moment { monotonic, unix: UnixSeconds(self.unix) }
+        let before = std::mem::take(&mut self.observed.inventory);
+        self.observed =
+            LedgerNode { holdings: std::mem::take(&mut self.observed.holdings), ..Self::unobserved(before) };
     }
 
     fn container(&mut self, before: Option<&ContainerRef>) -> ContainerRef {
@@ -197,11 +197,12 @@ impl RandomNode {
                 None => container.devices.push(test_data::held("nvidia.com/gpu", board.id(*place).as_str())),
             }
         }
-        let allocations = Allocations { pods: containers.into_values().map(test_data::pod).collect() };
-        self.holdings = join(&allocations, &self.allocatable, &self.inventory, &self.slots);
-        check_claims(&allocations, &self.holdings, &self.inventory);
+        let allocations = test_data::allocations(containers.into_values().map(test_data::pod));
+        let observed = &mut self.observed;
+        observed.holdings = join(&allocations, &self.allocatable, &observed.inventory, &self.slots);
+        check_claims(&allocations, &observed.holdings, &observed.inventory);
         for (board, history) in self.boards.iter().zip(&mut self.histories) {
-            let holdings = self.holdings.by_key.iter().filter(|(key, _)| key.gpu == board.uuid);
+            let holdings = observed.holdings.by_key.iter().filter(|(key, _)| key.gpu == board.uuid);
             let holdings: BTreeMap<_, _> = holdings.map(|(key, holding)| (key.clone(), holding.clone())).collect();
             *history.last_mut().unwrap() = Arc::new(holdings);
         }

@@ -1,25 +1,16 @@
 use super::super::*;
-use crate::domain::model::ContainerRef;
-use crate::test_data::{container, pod};
+use crate::test_data::{allocations, container, identity, main_of, pod};
 
 fn listed(uids: &[&str]) -> Allocations {
-    let pods = uids.iter().map(|uid| {
-        let reference = ContainerRef::new("team", "web-0", "main").with_uid(Some((*uid).into()));
+    allocations(uids.iter().map(|uid| {
+        let reference = main_of("web-0").with_uid(Some((*uid).into()));
         pod(container(reference, &[("nvidia.com/gpu", "0")]))
-    });
-    Allocations { pods: pods.collect() }
+    }))
 }
 
 fn directory(pods: &[(&str, bool)]) -> PodDirectory {
     let identity = |(uid, terminal): &(&str, bool)| {
-        let identity = PodIdentity {
-            pod: PodRef::new("team", "web-0"),
-            uid: (*uid).into(),
-            runtime_uid: None,
-            labels: BTreeMap::new(),
-            terminal: *terminal,
-            containers: BTreeMap::new(),
-        };
+        let identity = PodIdentity { terminal: *terminal, ..identity("web-0", uid) };
         (identity.uid.clone(), Arc::new(identity))
     };
     PodDirectory { complete: true, pods: pods.iter().map(identity).collect(), problem: None }

@@ -1,16 +1,15 @@
 use super::super::*;
-use crate::domain::model::{ContainerRef, DeviceId, ResourceName};
-use crate::test_data;
+use crate::domain::model::{DeviceId, ResourceName};
+use crate::test_data::{self, identity};
 
 const GPU: &str = "nvidia.com/gpu";
 
 /// Pods of namespace `team`, each with a container `main` and these devices.
 fn answer(pods: &[(&str, &[&str])]) -> Allocations {
-    let pods = pods.iter().map(|(name, devices)| {
+    test_data::allocations(pods.iter().map(|(name, devices)| {
         let devices: Vec<(&str, &str)> = devices.iter().map(|id| (GPU, *id)).collect();
-        test_data::pod(test_data::container(ContainerRef::new("team", name, "main"), &devices))
-    });
-    Allocations { pods: pods.collect() }
+        test_data::holder(name, &devices)
+    }))
 }
 
 /// What is known of UIDs, and the pods as they were identified up to now.
@@ -21,17 +20,6 @@ struct ListedNode {
     directory: PodDirectory,
     logged: BTreeMap<PodRef, Arc<PodIdentity>>,
     second: u64,
-}
-
-fn identity(name: &str, uid: &str) -> PodIdentity {
-    PodIdentity {
-        pod: PodRef::new("team", name),
-        uid: uid.into(),
-        runtime_uid: None,
-        labels: BTreeMap::new(),
-        terminal: false,
-        containers: BTreeMap::new(),
-    }
 }
 
 impl ListedNode {
