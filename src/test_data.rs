@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ pub fn at_millisecond(millisecond: u64) -> Moment {
     Moment { monotonic: Monotonic::from_millis(millisecond), unix }
 }
 
-pub fn uuid(number: usize) -> String {
+pub fn uuid(number: impl Display) -> String {
     format!("GPU-00000000-0000-0000-0000-{number:012}")
 }
 

@@ -270,11 +270,10 @@ impl EventWait {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::UnixSeconds;
+    use crate::test_data;
 
     fn event(code: u32, second: u64) -> XidEvent {
-        let at = Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(0.0) };
-        XidEvent { at, gpu: "GPU-a".into(), instance: None, code, count: 1 }
+        test_data::xid(test_data::at_second(second), "GPU-a", code)
     }
 
     #[test]

@@ -112,7 +112,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::domain::model::{Fast, Moment};
+    use crate::domain::model::Fast;
     use crate::hardware::source::Pass;
 
     fn report(gpu: &str, fast: Option<Fast>, status: PassStatus) -> PassReport {
@@ -120,7 +120,7 @@ mod tests {
             gpu: gpu.into(),
             generation: 1,
             due: [Tier::Fast].into(),
-            at: Moment { monotonic: Monotonic::from_secs(1), ..Moment::default() },
+            at: crate::test_data::at_second(1),
             duration: Duration::from_millis(gpu.len() as u64),
             fresh: false,
             pass: Pass { status, fast, ..Pass::default() },

@@ -1,12 +1,15 @@
 //! Test data of several parts: GPUs, configured entries, a service.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use super::allocate::ServiceInputs;
 use super::config::{EntryConfig, PluginConfig};
+use super::host::path_devices::HostRoots;
+use super::host::{DriverFiles, MigCapabilities};
 use super::inputs::PluginInputs;
 use super::offer::{Offer, offers};
 use super::status::ResourceStatus;
@@ -92,4 +95,17 @@ pub fn service_inputs(offer: Offer) -> (watch::Sender<Arc<Offer>>, ServiceInputs
         clock,
     };
     (publish_offer, inputs)
+}
+
+/// A host whose files are under this directory.
+pub fn host_roots(root: &Path) -> HostRoots {
+    HostRoots { host: root.to_owned(), dev: root.join("dev"), sys: root.join("sys") }
+}
+
+/// The files of a driver with these GPUs by their minor numbers, each with GPU instances 1 and 2.
+pub fn driver_files(minors: impl IntoIterator<Item = u32>) -> DriverFiles {
+    let capabilities =
+        |minor: u32| (1..=2).flat_map(move |gi| [((minor, gi, None), 10 * gi), ((minor, gi, Some(0)), 10 * gi + 1)]);
+    let mig_capabilities = MigCapabilities(minors.into_iter().flat_map(capabilities).collect());
+    DriverFiles { mig_capabilities, ..DriverFiles::default() }
 }

@@ -24,7 +24,7 @@ fn a_healthy_node_passes_every_check() {
     }
 }
 
-type Case = (&'static str, Change, CheckStatus, &'static str);
+type DoctorCase = (&'static str, ObservedChange, CheckStatus, &'static str);
 
 /// Each case has a check, what is changed for it, the resulting status, and a part of what it finds.
 macro_rules! cases {
@@ -33,7 +33,7 @@ macro_rules! cases {
     };
 }
 
-fn kubelet_cases() -> Vec<Case> {
+fn kubelet_cases() -> Vec<DoctorCase> {
     cases! {
         "pod_resources", call(CallError::SocketMissing), Failed, "there is no socket /k/pod-resources/kubelet.sock";
         "pod_resources", call(CallError::Refused), Failed, "no process listens";
@@ -85,7 +85,7 @@ fn kubelet_cases() -> Vec<Case> {
     }
 }
 
-fn driver_and_host_cases() -> Vec<Case> {
+fn driver_and_host_cases() -> Vec<DoctorCase> {
     cases! {
         "driver", on(|machine| machine.driver = failed("it was not found")), Failed, "it was not found";
         "driver", on(|machine| machine.driver = Err(NotObserved::Skipped("released".into()))), Skipped, "released";
@@ -123,7 +123,7 @@ fn driver_and_host_cases() -> Vec<Case> {
     }
 }
 
-fn agent_cases() -> Vec<Case> {
+fn agent_cases() -> Vec<DoctorCase> {
     cases! {
         "agent", Box::new(|observations| observations.agent = ObservedAgent::NotConfigured), Skipped, "--url";
         "agent", silent(absent), Skipped, "start `podmeter agent`";

@@ -16,13 +16,10 @@ pub use profile::SimulatedProfile;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{DeviceProcess, GpuUuid, Moment, Monotonic, UnixSeconds};
+    use crate::domain::model::{DeviceProcess, GpuUuid, Monotonic};
     use crate::hardware::Tier::{Fast, Medium, Slow};
     use crate::hardware::{Driver, GpuReader};
-
-    fn at(seconds: u64) -> Moment {
-        Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
-    }
+    use crate::test_data::at_second as at;
 
     fn first(driver: &SimulatedDriver) -> (GpuUuid, Box<dyn GpuReader>) {
         let session = driver.clone().open().unwrap();

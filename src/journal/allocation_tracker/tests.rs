@@ -1,147 +1,12 @@
 mod restart;
-
-use std::sync::Arc;
+mod tracked_node;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::domain::model::{
-    ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, Holding, KubeletState, Pod,
-    SharingForm, UnhealthyReason, XidClass, XidCounts,
-};
+use crate::domain::model::{ContainerXid, HealthTransition, UnhealthyReason, XidClass};
 use crate::test_data;
-
-const GPU: &str = "GPU-1";
-/// The Unix time at the start of the first agent.
-const BIRTH: f64 = 1_000_000.0;
-
-/// Makes snapshots as the publisher does: one account per pod, all on one GPU, each second of a holding half busy.
-#[derive(Clone, Default)]
-struct TrackedNode {
-    /// The seconds since the start of the agent; `born` is the Unix time of the start.
-    second: u64,
-    born: f64,
-    accounts: BTreeMap<String, Account>,
-    uids: BTreeMap<String, String>,
-    health: HealthState,
-    xids: Vec<ContainerXid>,
-    settled: bool,
-}
-
-impl TrackedNode {
-    fn new(born: f64) -> Self {
-        Self { born, settled: true, ..Self::default() }
-    }
-
-    fn now(&self) -> Moment {
-        Moment { monotonic: Monotonic::from_secs(self.second), unix: UnixSeconds(self.born + self.second as f64) }
-    }
-
-    fn hold(&mut self, pod: &str) {
-        let now = self.now();
-        let account = self.accounts.entry(pod.to_owned()).or_insert_with(|| account(pod, now.unix));
-        (account.holding, account.ended) = (Some(holding()), None);
-    }
-
-    fn release(&mut self, pod: &str) {
-        let now = self.now();
-        let account = self.accounts.get_mut(pod).expect("held");
-        (account.holding, account.ended) = (None, Some(now));
-    }
-
-    /// Advances the time, and the counters of the holdings.
-    fn pass(&mut self, seconds: u64) {
-        self.second += seconds;
-        for account in self.accounts.values_mut().filter(|account| account.holding.is_some()) {
-            gain(account, seconds as f64);
-        }
-    }
-
-    /// Sets the device's health from now on. `known`: whether by a transition.
-    fn turn(&mut self, reason: Option<UnhealthyReason>, known: bool) {
-        let (healthy, since, detail) = (reason.is_none(), self.now(), Arc::<str>::from("because"));
-        let cause = |reason| HealthCause { reason, detail: Arc::clone(&detail), clears: "".into() };
-        let whole = DeviceHealth { healthy, known, since, causes: reason.map(cause).into_iter().collect() };
-        self.health
-            .gpus
-            .insert(GPU.into(), GpuHealth { whole, mig_devices: BTreeMap::new(), xids: XidCounts::default() });
-        if known {
-            let number = self.health.transitions.last().map_or(1, |last| last.number + 1);
-            let reason = reason.unwrap_or(UnhealthyReason::Unknown);
-            let (gpu, mig, holders) = (GPU.into(), None, vec![]);
-            let turn = HealthTransition { number, gpu, mig, to_healthy: healthy, reason, detail, at: since, holders };
-            self.health.transitions.push(turn);
-        }
-    }
-
-    fn forget(&mut self, pod: &str) {
-        self.accounts.remove(pod);
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        let pod = |pod: &String| Pod {
-            uid: self.uids.get(pod).map(|uid| uid.as_str().into()),
-            ..test_data::holder(pod, &[("nvidia.com/gpu", GPU)])
-        };
-        let held = self.accounts.iter().filter(|(_, account)| account.holding.is_some());
-        let kubelet = test_data::kubelet(held.map(|(name, _)| pod(name)));
-        let kubelet = KubeletState { settled: self.settled, ..kubelet };
-        Snapshot {
-            at: self.now(),
-            accounts: self.accounts.values().cloned().collect(),
-            kubelet: Arc::new(kubelet),
-            health: Arc::new(self.health.clone()),
-            container_xids: self.xids.clone(),
-            ..Snapshot::default()
-        }
-    }
-}
-
-fn holding() -> Holding {
-    test_data::holding(GPU, SharingForm::Exclusive, 1.0)
-}
-
-fn account(pod: &str, created: UnixSeconds) -> Account {
-    let account = Account::new(test_data::main_of(pod), GPU.into(), None, created);
-    Account {
-        counters: HoldingCounters {
-            held_seconds: Some(0.0),
-            allocated_seconds: Some(0.0),
-            ..HoldingCounters::default()
-        },
-        ..account
-    }
-}
-
-fn gain(account: &mut Account, seconds: f64) {
-    let more = HoldingCounters {
-        held_seconds: Some(seconds),
-        allocated_seconds: Some(seconds),
-        busy_seconds: Some(seconds / 2.0),
-        idle_seconds: Some(seconds / 2.0),
-        energy_joules: Some(seconds * 300.0),
-        ..HoldingCounters::default()
-    };
-    account.counters = account.counters.plus(more);
-}
-
-/// A tracker without records of an earlier agent.
-fn loaded() -> AllocationTracker {
-    let mut tracker = AllocationTracker::default();
-    tracker.load(vec![], 0, Moment::default());
-    tracker
-}
-
-/// The records on disk, by id.
-fn write(disk: &mut BTreeMap<u64, AllocationRecord>, tracker: &mut AllocationTracker) {
-    let records = tracker.to_write();
-    tracker.written(&records);
-    disk.extend(records.into_iter().map(|record| (record.id, record)));
-}
-
-fn open(disk: &BTreeMap<u64, AllocationRecord>) -> Vec<AllocationRecord> {
-    disk.values().filter(|record| record.is_open()).cloned().collect()
-}
+use tracked_node::*;
 
 #[test]
 fn a_holding_ends_with_its_last_counters() {
@@ -315,7 +180,7 @@ fn holdings_over_the_limit_of_waiting_records_are_all_written() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum TrackerStep {
     Hold(u8),
     Release(u8),
     Pass(u8),
@@ -327,14 +192,14 @@ enum Step {
     Restart,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<TrackerStep>> {
     let step = prop_oneof![
-        3 => (0..3u8).prop_map(Step::Hold),
-        3 => (0..3u8).prop_map(Step::Release),
-        4 => (1..40u8).prop_map(Step::Pass),
-        1 => (0..3u8).prop_map(Step::Forget),
-        3 => any::<bool>().prop_map(Step::Write),
-        1 => Just(Step::Restart),
+        3 => (0..3u8).prop_map(TrackerStep::Hold),
+        3 => (0..3u8).prop_map(TrackerStep::Release),
+        4 => (1..40u8).prop_map(TrackerStep::Pass),
+        1 => (0..3u8).prop_map(TrackerStep::Forget),
+        3 => any::<bool>().prop_map(TrackerStep::Write),
+        1 => Just(TrackerStep::Restart),
     ];
     prop::collection::vec(step, 1..80)
 }
@@ -351,14 +216,14 @@ proptest! {
         for step in steps {
             let name = |number: u8| format!("p{number}");
             match step {
-                Step::Hold(pod) => node.hold(&name(pod)),
-                Step::Release(pod) => {
+                TrackerStep::Hold(pod) => node.hold(&name(pod)),
+                TrackerStep::Release(pod) => {
                     if node.accounts.get(&name(pod)).is_some_and(|account| account.holding.is_some()) {
                         node.release(&name(pod));
                     }
                 }
-                Step::Pass(seconds) => node.pass(seconds.into()),
-                Step::Forget(pod) => {
+                TrackerStep::Pass(seconds) => node.pass(seconds.into()),
+                TrackerStep::Forget(pod) => {
                     // The ledger does this minutes after the end.
                     tracker.observe(&node.snapshot());
                     if node.accounts.get(&name(pod)).is_some_and(|account| account.holding.is_none()) {
@@ -367,13 +232,13 @@ proptest! {
                         node.pass(1);
                     }
                 }
-                Step::Write(true) => write(&mut disk, &mut tracker),
-                Step::Write(false) => {
+                TrackerStep::Write(true) => write(&mut disk, &mut tracker),
+                TrackerStep::Write(false) => {
                     // The disk refuses the write, while the next snapshot comes.
                     let _ = tracker.to_write();
                     tracker.observe(&node.snapshot());
                 }
-                Step::Restart => {
+                TrackerStep::Restart => {
                     tracker.observe(&node.snapshot());
                     tracker.requeue_all();
                     write(&mut disk, &mut tracker);

@@ -8,74 +8,6 @@ use crate::test_data;
 
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 
-struct ClaimNode {
-    root: TempDir,
-    files: ClaimFiles,
-    accepted: Allocations,
-}
-
-impl ClaimNode {
-    fn new() -> Self {
-        let root = tempfile::tempdir().unwrap();
-        let directory = |name| root.path().join(name);
-        let (plugins, cdi, proc) = (directory("plugins"), directory("cdi"), directory("proc"));
-        Self { files: ClaimFiles::new(ClaimDirectories { plugins, cdi, proc }), root, accepted: Allocations::default() }
-    }
-
-    fn write(&self, path: &str, text: &str) {
-        let path = self.root.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        // As NVIDIA's driver writes its checkpoint: another file under the same name.
-        let new = path.with_extension("new");
-        fs::write(&new, text).unwrap();
-        fs::rename(new, path).unwrap();
-    }
-
-    fn checkpoint(&self, uid: &str, uuid: &str, admin: bool) {
-        self.write(
-            "plugins/gpu.nvidia.com/checkpoint.json",
-            &format!(
-                r#"{{"v1":{{"preparedClaims":{{"{uid}":{{"status":{{"allocation":{{"devices":{{"results":[
-                {{"request":"r","driver":"gpu.nvidia.com","pool":"node","device":"gpu-0","adminAccess":{admin}}}]}}}}}},
-                "preparedDevices":[{{"devices":[{{"gpu":{{"info":{{"uuid":"{uuid}"}},
-                "device":{{"PoolName":"node","DeviceName":"gpu-0"}}}}}}]}}]}}}}}}}}"#
-            ),
-        );
-    }
-
-    fn metadata(&self, uuid: &str) {
-        self.write(
-            "plugins/gpu.nvidia.com/dra-device-metadata/team_claim/gpu/metadata.json",
-            &format!(
-                r#"{{"apiVersion":"metadata.resource.k8s.io/v1alpha1","metadata":{{"uid":"{UID}"}},"requests":[{{"devices":[
-                {{"driver":"gpu.nvidia.com","pool":"node","name":"gpu-0","attributes":{{"uuid":{{"string":"{uuid}"}}}}}}]}}]}}"#
-            ),
-        );
-    }
-
-    /// What is known of the claim, as "source hardware …, admin".
-    async fn check(&mut self, uid: Option<&str>, expected: &str) {
-        let claim = ClaimDevice { claim_uid: uid.map(Into::into), ..test_data::claim("gpu.nvidia.com", "gpu-0") };
-        let mut allocations = test_data::allocations([test_data::holder("pod", &[])]);
-        allocations.pods[0].containers[0].claims.push(claim);
-        self.files.complete(&mut allocations, Some(&self.accepted)).await;
-        self.accepted = allocations;
-        let claim = &self.accepted.pods[0].containers[0].claims[0];
-        let hardware = |(source, hardware): (&ClaimSource, &ClaimHardware)| match hardware {
-            ClaimHardware::Gpu(uuid) => format!("{} {uuid}", source.into_str()),
-            other => format!("{} {other:?}", source.into_str()),
-        };
-        let mut found: Vec<String> = claim.record.hardware.iter().map(hardware).collect();
-        found.extend(claim.is_observer().then(|| "admin".to_owned()));
-        assert_eq!(found.join(", "), expected);
-    }
-
-    fn unreadable(&self) -> String {
-        let unreadable = self.files.unreadable.clone().unwrap();
-        unreadable.iter().map(|(source, count)| format!("{source} {count}")).collect::<Vec<_>>().join(", ")
-    }
-}
-
 #[tokio::test]
 async fn a_claim_has_what_each_file_records_of_it() {
     let mut node = ClaimNode::new();
@@ -238,4 +170,72 @@ fn a_file_that_hangs_hangs_no_other_parsing() {
     assert_eq!((records.len(), problems), (1, Problems::new()));
     let hardware = records.into_values().next().unwrap().hardware;
     assert!(matches!(hardware[&ClaimSource::Cdi], ClaimHardware::Instance { .. }), "{hardware:?}");
+}
+
+struct ClaimNode {
+    root: TempDir,
+    files: ClaimFiles,
+    accepted: Allocations,
+}
+
+impl ClaimNode {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let directory = |name| root.path().join(name);
+        let (plugins, cdi, proc) = (directory("plugins"), directory("cdi"), directory("proc"));
+        Self { files: ClaimFiles::new(ClaimDirectories { plugins, cdi, proc }), root, accepted: Allocations::default() }
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // As NVIDIA's driver writes its checkpoint: another file under the same name.
+        let new = path.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, path).unwrap();
+    }
+
+    fn checkpoint(&self, uid: &str, uuid: &str, admin: bool) {
+        self.write(
+            "plugins/gpu.nvidia.com/checkpoint.json",
+            &format!(
+                r#"{{"v1":{{"preparedClaims":{{"{uid}":{{"status":{{"allocation":{{"devices":{{"results":[
+                {{"request":"r","driver":"gpu.nvidia.com","pool":"node","device":"gpu-0","adminAccess":{admin}}}]}}}}}},
+                "preparedDevices":[{{"devices":[{{"gpu":{{"info":{{"uuid":"{uuid}"}},
+                "device":{{"PoolName":"node","DeviceName":"gpu-0"}}}}}}]}}]}}}}}}}}"#
+            ),
+        );
+    }
+
+    fn metadata(&self, uuid: &str) {
+        self.write(
+            "plugins/gpu.nvidia.com/dra-device-metadata/team_claim/gpu/metadata.json",
+            &format!(
+                r#"{{"apiVersion":"metadata.resource.k8s.io/v1alpha1","metadata":{{"uid":"{UID}"}},"requests":[{{"devices":[
+                {{"driver":"gpu.nvidia.com","pool":"node","name":"gpu-0","attributes":{{"uuid":{{"string":"{uuid}"}}}}}}]}}]}}"#
+            ),
+        );
+    }
+
+    /// What is known of the claim, as "source hardware …, admin".
+    async fn check(&mut self, uid: Option<&str>, expected: &str) {
+        let claim = ClaimDevice { claim_uid: uid.map(Into::into), ..test_data::claim("gpu.nvidia.com", "gpu-0") };
+        let mut allocations = test_data::allocations([test_data::holder("pod", &[])]);
+        allocations.pods[0].containers[0].claims.push(claim);
+        self.files.complete(&mut allocations, Some(&self.accepted)).await;
+        self.accepted = allocations;
+        let claim = &self.accepted.pods[0].containers[0].claims[0];
+        let hardware = |(source, hardware): (&ClaimSource, &ClaimHardware)| match hardware {
+            ClaimHardware::Gpu(uuid) => format!("{} {uuid}", source.into_str()),
+            other => format!("{} {other:?}", source.into_str()),
+        };
+        let mut found: Vec<String> = claim.record.hardware.iter().map(hardware).collect();
+        found.extend(claim.is_observer().then(|| "admin".to_owned()));
+        assert_eq!(found.join(", "), expected);
+    }
+
+    fn unreadable(&self) -> String {
+        let unreadable = self.files.unreadable.clone().unwrap();
+        unreadable.iter().map(|(source, count)| format!("{source} {count}")).collect::<Vec<_>>().join(", ")
+    }
 }

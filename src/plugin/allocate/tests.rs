@@ -8,24 +8,21 @@ use super::container_response::container_response;
 use super::refusal::AllocationRefusal;
 use crate::domain::model::{DeviceId, Gpu, Inventory};
 use crate::plugin::config::{EntryConfig, NvidiaConfig};
-use crate::plugin::host::{DriverFiles, MigCapabilities};
+use crate::plugin::host::DriverFiles;
 use crate::plugin::offer::{PathDevice, offers};
 use crate::plugin::status::CallResult;
 use crate::plugin::test_data::{
-    entry, four_gpus, gpu, inventory, listed, mig_uuid, nvidia, resources, two_with_mig, uuid,
+    self, entry, four_gpus, gpu, inventory, listed, mig_uuid, nvidia, resources, two_with_mig, uuid,
 };
 use crate::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
 const CONTROL: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
 fn driver_files() -> DriverFiles {
-    let capabilities =
-        |minor: u32| (1..=2).flat_map(move |gi| [((minor, gi, None), 10 * gi), ((minor, gi, Some(0)), 10 * gi + 1)]);
     DriverFiles {
         control_nodes: CONTROL.map(str::to_owned).to_vec(),
-        mig_capabilities: MigCapabilities((6..=7).flat_map(capabilities).collect()),
         driver_mounts: NvidiaConfig::default().driver_mounts,
-        vendor_cdi_names: BTreeMap::new(),
+        ..test_data::driver_files(6..=7)
     }
 }
 

@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn shared_devices_wait_for_their_daemon() {
         let host = tempfile::tempdir().unwrap();
-        let roots = HostRoots { host: host.path().into(), dev: host.path().join("dev"), sys: host.path().join("sys") };
+        let roots = crate::plugin::test_data::host_roots(host.path());
         // The second GPU is not shared.
         let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
         let nvidia = config.nvidia().unwrap();

@@ -258,7 +258,7 @@ mod tests {
     fn empty(root: &std::path::Path) -> HostPaths {
         std::fs::create_dir_all(root.join("dev")).unwrap();
         HostPaths {
-            roots: HostRoots { host: root.into(), dev: root.join("dev"), sys: root.join("sys") },
+            roots: crate::plugin::test_data::host_roots(root),
             proc: root.join("proc"),
             cdi: vec![root.join("cdi")],
         }

@@ -7,59 +7,6 @@ use crate::test_data;
 
 const GPU: &str = "GPU-1";
 
-struct ObservedHealthTask {
-    clock: Clock,
-    holders: watch::Sender<Arc<HoldersState>>,
-    events: mpsc::Sender<Vec<XidEvent>>,
-    order: AdminCommand<OperatorOrder, OrderOutcome>,
-    states: watch::Receiver<Arc<HealthState>>,
-    _tasks: Tasks,
-}
-
-impl ObservedHealthTask {
-    fn start() -> Self {
-        let clock = Clock::start();
-        let (holders, states_of_holders) = watch::channel(Arc::new(held(HardwareState::default())));
-        let (events, receiver) = mpsc::channel(64);
-        let config = HealthConfig { hold_down: Duration::from_secs(60), ..HealthConfig::default() };
-        let inputs = HealthTaskInputs { holders: states_of_holders, xids: receiver, faults: NodeFaults::default() };
-        let mut tasks = Tasks::default();
-        let HealthHandle { states, order, .. } = start(config, inputs, clock, &mut tasks);
-        Self { clock, holders, events, order, states, _tasks: tasks }
-    }
-
-    /// Publishes readings of the one GPU.
-    fn read(&self, driver_loads: u64, recovery_action: u32) {
-        let value = Slow { recovery_action: Some(recovery_action), ..Slow::default() };
-        let slow = Some(Stamped { at: self.clock.now().monotonic, value });
-        let readings = DeviceReadings { slow, ..DeviceReadings::default() };
-        self.holders.send_replace(Arc::new(held(HardwareState {
-            source: HardwareSource::Nvml,
-            driver_loads,
-            inventory: Arc::new(test_data::inventory([Gpu::listed(GPU.into(), 0)])),
-            readings: [(GPU.into(), Arc::new(readings))].into(),
-            ..HardwareState::default()
-        })));
-    }
-
-    async fn until(&mut self, healthy: bool) -> Arc<HealthState> {
-        let is = |state: &Arc<HealthState>| state.gpus.get(&GPU.into()).is_some_and(|gpu| gpu.is_healthy() == healthy);
-        let becomes = self.states.wait_for(is);
-        let state = tokio::time::timeout(Duration::from_secs(600), becomes).await.expect("in time").unwrap();
-        Arc::clone(&state)
-    }
-}
-
-/// A pod holds the GPU.
-fn held(hardware: HardwareState) -> HoldersState {
-    let holdings = Arc::new(test_data::holdings(&["train"], GPU, SharingForm::Exclusive, 1.0));
-    HoldersState { hardware: Arc::new(hardware), holdings, ..HoldersState::default() }
-}
-
-fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
-    vec![test_data::xid(at, GPU, code)]
-}
-
 #[test]
 fn pods_are_none_only_after_the_kubelet_has_answered() {
     let holders = [test_data::main_of("train"), ContainerRef::new("team", "train", "side")];
@@ -167,4 +114,57 @@ async fn a_gpu_whose_health_stays_unknown_keeps_no_other_out_of_the_log() {
     tokio::time::advance(FIRST_CHECKS).await;
     assert_eq!(logged(&[(GPU, None)]), (none.clone(), false), "a transition");
     assert_eq!(logged(&[("GPU-3", None)]), (none, true), "all are known");
+}
+
+struct ObservedHealthTask {
+    clock: Clock,
+    holders: watch::Sender<Arc<HoldersState>>,
+    events: mpsc::Sender<Vec<XidEvent>>,
+    order: AdminCommand<OperatorOrder, OrderOutcome>,
+    states: watch::Receiver<Arc<HealthState>>,
+    _tasks: Tasks,
+}
+
+impl ObservedHealthTask {
+    fn start() -> Self {
+        let clock = Clock::start();
+        let (holders, states_of_holders) = watch::channel(Arc::new(held(HardwareState::default())));
+        let (events, receiver) = mpsc::channel(64);
+        let config = HealthConfig { hold_down: Duration::from_secs(60), ..HealthConfig::default() };
+        let inputs = HealthTaskInputs { holders: states_of_holders, xids: receiver, faults: NodeFaults::default() };
+        let mut tasks = Tasks::default();
+        let HealthHandle { states, order, .. } = start(config, inputs, clock, &mut tasks);
+        Self { clock, holders, events, order, states, _tasks: tasks }
+    }
+
+    /// Publishes readings of the one GPU.
+    fn read(&self, driver_loads: u64, recovery_action: u32) {
+        let value = Slow { recovery_action: Some(recovery_action), ..Slow::default() };
+        let slow = Some(Stamped { at: self.clock.now().monotonic, value });
+        let readings = DeviceReadings { slow, ..DeviceReadings::default() };
+        self.holders.send_replace(Arc::new(held(HardwareState {
+            source: HardwareSource::Nvml,
+            driver_loads,
+            inventory: Arc::new(test_data::inventory([Gpu::listed(GPU.into(), 0)])),
+            readings: [(GPU.into(), Arc::new(readings))].into(),
+            ..HardwareState::default()
+        })));
+    }
+
+    async fn until(&mut self, healthy: bool) -> Arc<HealthState> {
+        let is = |state: &Arc<HealthState>| state.gpus.get(&GPU.into()).is_some_and(|gpu| gpu.is_healthy() == healthy);
+        let becomes = self.states.wait_for(is);
+        let state = tokio::time::timeout(Duration::from_secs(600), becomes).await.expect("in time").unwrap();
+        Arc::clone(&state)
+    }
+}
+
+/// A pod holds the GPU.
+fn held(hardware: HardwareState) -> HoldersState {
+    let holdings = Arc::new(test_data::holdings(&["train"], GPU, SharingForm::Exclusive, 1.0));
+    HoldersState { hardware: Arc::new(hardware), holdings, ..HoldersState::default() }
+}
+
+fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
+    vec![test_data::xid(at, GPU, code)]
 }

@@ -103,25 +103,25 @@ pub fn offers(on_conflict: OnConflict) -> Option<Vec<EntryConfig>> {
     Some(vec![EntryConfig::Nvidia(Box::new(NvidiaConfig { on_conflict, ..NvidiaConfig::default() }))])
 }
 
-pub type Change = Box<dyn Fn(&mut Observations)>;
+pub type ObservedChange = Box<dyn Fn(&mut Observations)>;
 
-pub fn settings_with(edit: impl Fn(&mut DoctorSettings) + 'static) -> Change {
+pub fn settings_with(edit: impl Fn(&mut DoctorSettings) + 'static) -> ObservedChange {
     Box::new(move |observations| edit(&mut observations.settings))
 }
 
-pub fn on(edit: impl Fn(&mut ObservedMachine) + 'static) -> Change {
+pub fn on(edit: impl Fn(&mut ObservedMachine) + 'static) -> ObservedChange {
     Box::new(move |observations| edit(observations.machine.as_mut().expect("it is checked")))
 }
 
 /// A change of the agent's responses.
-pub fn agent(edit: impl Fn(&mut AgentResponses) + 'static) -> Change {
+pub fn agent(edit: impl Fn(&mut AgentResponses) + 'static) -> ObservedChange {
     Box::new(move |observations| {
         let ObservedAgent::Responding(answers) = &mut observations.agent else { panic!("it answers") };
         edit(answers);
     })
 }
 
-pub fn says(pointer: &'static str, value: Value) -> Change {
+pub fn says(pointer: &'static str, value: Value) -> ObservedChange {
     agent(move |answers| {
         let node = answers.node.as_mut().expect("a node");
         *node.pointer_mut(pointer).expect("it is there") = value.clone();
@@ -129,7 +129,7 @@ pub fn says(pointer: &'static str, value: Value) -> Change {
 }
 
 /// A change of the source of process utilization in the agent's response.
-pub fn process_source(source: &'static str) -> Change {
+pub fn process_source(source: &'static str) -> ObservedChange {
     agent(move |answers| {
         let node = answers.node.as_mut().expect("a node");
         let medium = json!({"value": {"process_utilization_source": source}});
@@ -137,7 +137,7 @@ pub fn process_source(source: &'static str) -> Change {
     })
 }
 
-pub fn call(error: impl Fn(PathBuf) -> CallError + 'static) -> Change {
+pub fn call(error: impl Fn(PathBuf) -> CallError + 'static) -> ObservedChange {
     on(move |machine| (machine.list, machine.allocatable) = (Err(error(SOCKET.into())), None))
 }
 
@@ -145,7 +145,7 @@ pub fn failed<T>(problem: &str) -> Result<T, NotObserved> {
     Err(NotObserved::Failed(problem.to_owned(), None))
 }
 
-pub fn silent(error: impl Fn() -> ClientError + 'static) -> Change {
+pub fn silent(error: impl Fn() -> ClientError + 'static) -> ObservedChange {
     Box::new(move |observations| observations.agent = ObservedAgent::Silent(error()))
 }
 

@@ -2,84 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What may happen to the first GPU in one step.
-#[derive(Clone, Debug)]
-enum Step {
-    Xid(u32),
-    Action(u32),
-    Lost(bool),
-    Stuck(bool),
-    RowRemapFailed(bool),
-    FabricReady(bool),
-    Reload,
-    Nothing,
-}
-
-fn step() -> impl Strategy<Value = (Step, u64)> {
-    let step = prop_oneof![
-        prop::sample::select(vec![13, 31, 45, 48, 54, 74, 79, 94, 95, 119, 145, 154, 500]).prop_map(Step::Xid),
-        (0_u32..9).prop_map(Step::Action),
-        any::<bool>().prop_map(Step::Lost),
-        any::<bool>().prop_map(Step::Stuck),
-        any::<bool>().prop_map(Step::RowRemapFailed),
-        any::<bool>().prop_map(Step::FabricReady),
-        Just(Step::Reload),
-        Just(Step::Nothing),
-    ];
-    (step, 1_u64..90)
-}
-
-/// The obvious reading of the rules, for a GPU that has a recovery action: when a signal last made it unhealthy.
-#[derive(Default)]
-struct Reference {
-    action: u32,
-    lost: bool,
-    stuck_since: Option<u64>,
-    row_remap_failed: bool,
-    fabric_missing: bool,
-    last_fault_at: Option<u64>,
-}
-
-impl Reference {
-    /// Changes the node by one step.
-    fn apply(&mut self, step: &Step, now: u64, node: &mut TwoGpuNode, events: &mut Vec<XidEvent>) {
-        match *step {
-            Step::Xid(code) => events.push(xid(code, now)),
-            Step::Action(action) => node.slow(|slow| slow.recovery_action = Some(action)),
-            Step::Lost(lost) => {
-                self.lost = lost;
-                self.stuck_since = None;
-                if lost { node.stop_responding(|readings| readings.lost = true) } else { node.respond() }
-            }
-            Step::Stuck(stuck) => {
-                if stuck && !self.lost {
-                    self.stuck_since.get_or_insert(now);
-                    node.stop_responding(|readings| readings.stuck = true);
-                } else if !stuck && !self.lost {
-                    self.stuck_since = None;
-                    node.respond();
-                }
-            }
-            Step::RowRemapFailed(failed) => {
-                node.slow(|slow| slow.row_remap = Some(RowRemap { failed, ..RowRemap::default() }));
-            }
-            Step::FabricReady(ready) => {
-                let state = if ready { "completed" } else { "in_progress" };
-                node.slow(|slow| slow.fabric = Some(FabricState { state, ..FabricState::default() }));
-            }
-            Step::Reload => node.hardware.driver_loads += 1,
-            Step::Nothing => {}
-        }
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn unhealthy_with_a_signal_and_healthy_only_after_the_hold_down(steps in prop::collection::vec(step(), 1..60)) {
         let mut node = TwoGpuNode::new(HealthConfig::default());
-        let mut reference = Reference::default();
+        let mut reference = ReferenceHealth::default();
         let mut counted: BTreeMap<XidClass, u64> = BTreeMap::new();
         node.at(1);
         let mut now = 1;
@@ -100,7 +29,7 @@ proptest! {
             let is_faulty = reference.action != 0 || reference.lost || stuck || reference.row_remap_failed
                 || reference.fabric_missing;
             let healthy = state.device(&GPU.into(), None).unwrap().healthy;
-            if is_faulty || matches!(step, Step::Xid(48 | 54 | 79 | 95 | 119)) {
+            if is_faulty || matches!(step, HealthStep::Xid(48 | 54 | 79 | 95 | 119)) {
                 prop_assert!(!healthy, "at {now} in spite of {:?}", reference.action);
                 reference.last_fault_at = Some(now);
             }
@@ -154,5 +83,76 @@ proptest! {
             node.with(50, events)
         };
         prop_assert_eq!(run(&events), run(&shuffled));
+    }
+}
+
+/// What may happen to the first GPU in one step.
+#[derive(Clone, Debug)]
+enum HealthStep {
+    Xid(u32),
+    Action(u32),
+    Lost(bool),
+    Stuck(bool),
+    RowRemapFailed(bool),
+    FabricReady(bool),
+    Reload,
+    Nothing,
+}
+
+fn step() -> impl Strategy<Value = (HealthStep, u64)> {
+    let step = prop_oneof![
+        prop::sample::select(vec![13, 31, 45, 48, 54, 74, 79, 94, 95, 119, 145, 154, 500]).prop_map(HealthStep::Xid),
+        (0_u32..9).prop_map(HealthStep::Action),
+        any::<bool>().prop_map(HealthStep::Lost),
+        any::<bool>().prop_map(HealthStep::Stuck),
+        any::<bool>().prop_map(HealthStep::RowRemapFailed),
+        any::<bool>().prop_map(HealthStep::FabricReady),
+        Just(HealthStep::Reload),
+        Just(HealthStep::Nothing),
+    ];
+    (step, 1_u64..90)
+}
+
+/// The obvious reading of the rules, for a GPU that has a recovery action: when a signal last made it unhealthy.
+#[derive(Default)]
+struct ReferenceHealth {
+    action: u32,
+    lost: bool,
+    stuck_since: Option<u64>,
+    row_remap_failed: bool,
+    fabric_missing: bool,
+    last_fault_at: Option<u64>,
+}
+
+impl ReferenceHealth {
+    /// Changes the node by one step.
+    fn apply(&mut self, step: &HealthStep, now: u64, node: &mut TwoGpuNode, events: &mut Vec<XidEvent>) {
+        match *step {
+            HealthStep::Xid(code) => events.push(xid(code, now)),
+            HealthStep::Action(action) => node.slow(|slow| slow.recovery_action = Some(action)),
+            HealthStep::Lost(lost) => {
+                self.lost = lost;
+                self.stuck_since = None;
+                if lost { node.stop_responding(|readings| readings.lost = true) } else { node.respond() }
+            }
+            HealthStep::Stuck(stuck) => {
+                if stuck && !self.lost {
+                    self.stuck_since.get_or_insert(now);
+                    node.stop_responding(|readings| readings.stuck = true);
+                } else if !stuck && !self.lost {
+                    self.stuck_since = None;
+                    node.respond();
+                }
+            }
+            HealthStep::RowRemapFailed(failed) => {
+                node.slow(|slow| slow.row_remap = Some(RowRemap { failed, ..RowRemap::default() }));
+            }
+            HealthStep::FabricReady(ready) => {
+                let state = if ready { "completed" } else { "in_progress" };
+                node.slow(|slow| slow.fabric = Some(FabricState { state, ..FabricState::default() }));
+            }
+            HealthStep::Reload => node.hardware.driver_loads += 1,
+            HealthStep::Nothing => {}
+        }
     }
 }

@@ -61,10 +61,10 @@ fn fabric(state: &'static str) -> FabricState {
     FabricState { state, ..FabricState::default() }
 }
 
-type Change = fn(&mut TwoGpuNode);
+type NodeChange = fn(&mut TwoGpuNode);
 
 /// A reason, what causes it, and what ends it.
-fn causes() -> [(&'static str, Change, Change); 9] {
+fn causes() -> [(&'static str, NodeChange, NodeChange); 9] {
     [
         (
             "recovery_action",

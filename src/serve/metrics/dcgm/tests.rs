@@ -14,67 +14,11 @@ use crate::serve::metrics::tests::{fixture, value};
 
 mod devices;
 
-fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
-    let mut found = vec![];
-    let visit = &mut |family| {
-        found.push(family);
-        Ok(())
-    };
-    each_family(snapshot, generation, visit).unwrap();
-    found
-}
-
-fn old(snapshot: &Snapshot) -> Vec<Family> {
-    families(snapshot, Generation::Old)
-}
-
 const KEYS: [&str; 10] =
     ["4.8", "4.9", "unit", "type", "help", "help_4.9", "source", "not_served", "podmeter", "difference"];
 
 fn table() -> Json {
     serde_json::from_str(TABLE).unwrap()
-}
-
-fn row_of(name: &DcgmName) -> Json {
-    let table = table();
-    let mut rows = table["metrics"].as_array().unwrap().iter();
-    rows.find(|row| row["4.8"] == name.old_name()).unwrap().clone()
-}
-
-/// The generated table of `docs/dcgm.md`.
-pub(in crate::serve::metrics) fn markdown() -> String {
-    let table = table();
-    let mut text = String::from("up to 4.8|from 4.9 on|podmeter|difference\n---|---|---|---\n");
-    for row in table["metrics"].as_array().unwrap() {
-        let of = |key: &str| row[key].as_str();
-        let unit = of("unit").unwrap_or_default();
-        let column = |generation, unit: &str| {
-            let name = of(generation).unwrap();
-            if unit.is_empty() { format!("`{name}`") } else { format!("`{name}`<br>{}", unit.replace(' ', "\u{a0}")) }
-        };
-        let new_unit = table["units"][unit][0].as_str().unwrap_or(unit);
-        let is_unchanged = of("4.8") == of("4.9");
-        let notes = [of("not_served").map(|reason| format!("not served: {reason}")), of("difference").map(Into::into)];
-        writeln!(
-            text,
-            "{}|{}|{}|{}",
-            column("4.8", unit),
-            if is_unchanged { "=".to_owned() } else { column("4.9", new_unit) },
-            of("podmeter").map_or("–".to_owned(), |query| format!("`{query}`")),
-            notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
-        )
-        .unwrap();
-    }
-    for label in table["labels"].as_array().unwrap() {
-        let [old, new] = ["4.8", "4.9"].map(|generation| label[generation].as_str().unwrap());
-        let podmeter = label["podmeter"].as_array().map_or("–".to_owned(), |its| {
-            format!("`{}` of `{}`", its[1].as_str().unwrap(), its[0].as_str().unwrap())
-        });
-        let new = if new == old { "=".to_owned() } else { format!("`{new}`") };
-        let served = if label["served"] == true { "" } else { "not served" };
-        writeln!(text, "`{old}` (label)|{new}|{podmeter}|{served}").unwrap();
-    }
-    text
 }
 
 #[test]
@@ -356,4 +300,60 @@ fn a_pod_label_is_no_second_label_of_the_pages_own() {
     let of_pods = ["app_kubernetes_io_name", "team"];
     let missing: BTreeSet<_> = labels.map(|(name, _)| name).filter(|name| !own.contains(name)).collect();
     assert!(missing.iter().all(|name| of_pods.contains(name)), "{missing:?}");
+}
+
+fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
+    let mut found = vec![];
+    let visit = &mut |family| {
+        found.push(family);
+        Ok(())
+    };
+    each_family(snapshot, generation, visit).unwrap();
+    found
+}
+
+fn old(snapshot: &Snapshot) -> Vec<Family> {
+    families(snapshot, Generation::Old)
+}
+
+fn row_of(name: &DcgmName) -> Json {
+    let table = table();
+    let mut rows = table["metrics"].as_array().unwrap().iter();
+    rows.find(|row| row["4.8"] == name.old_name()).unwrap().clone()
+}
+
+/// The generated table of `docs/dcgm.md`.
+pub(in crate::serve::metrics) fn markdown() -> String {
+    let table = table();
+    let mut text = String::from("up to 4.8|from 4.9 on|podmeter|difference\n---|---|---|---\n");
+    for row in table["metrics"].as_array().unwrap() {
+        let of = |key: &str| row[key].as_str();
+        let unit = of("unit").unwrap_or_default();
+        let column = |generation, unit: &str| {
+            let name = of(generation).unwrap();
+            if unit.is_empty() { format!("`{name}`") } else { format!("`{name}`<br>{}", unit.replace(' ', "\u{a0}")) }
+        };
+        let new_unit = table["units"][unit][0].as_str().unwrap_or(unit);
+        let is_unchanged = of("4.8") == of("4.9");
+        let notes = [of("not_served").map(|reason| format!("not served: {reason}")), of("difference").map(Into::into)];
+        writeln!(
+            text,
+            "{}|{}|{}|{}",
+            column("4.8", unit),
+            if is_unchanged { "=".to_owned() } else { column("4.9", new_unit) },
+            of("podmeter").map_or("–".to_owned(), |query| format!("`{query}`")),
+            notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
+        )
+        .unwrap();
+    }
+    for label in table["labels"].as_array().unwrap() {
+        let [old, new] = ["4.8", "4.9"].map(|generation| label[generation].as_str().unwrap());
+        let podmeter = label["podmeter"].as_array().map_or("–".to_owned(), |its| {
+            format!("`{}` of `{}`", its[1].as_str().unwrap(), its[0].as_str().unwrap())
+        });
+        let new = if new == old { "=".to_owned() } else { format!("`{new}`") };
+        let served = if label["served"] == true { "" } else { "not served" };
+        writeln!(text, "`{old}` (label)|{new}|{podmeter}|{served}").unwrap();
+    }
+    text
 }

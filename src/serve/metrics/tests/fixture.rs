@@ -10,6 +10,7 @@ use std::time::Duration;
 use strum::IntoEnumIterator;
 
 use crate::domain::model::*;
+use crate::test_data;
 use hardware::hardware;
 
 pub(crate) const WHOLE: &str = "GPU-11111111-aaaa-4bbb-8ccc-000000000001";
@@ -100,8 +101,8 @@ fn durations(microseconds: &[u64]) -> DurationHistogram {
 /// One of the kubelet's pods has a UID and a label, another a UID alone.
 fn processes() -> ProcessState {
     let identity = |namespace: &str, pod: &str, uid: &str, labels: BTreeMap<Arc<str>, Arc<str>>| {
-        let (pod, uid, containers) = (PodRef::new(namespace, pod), uid.into(), BTreeMap::new());
-        (pod.clone(), Arc::new(PodIdentity { pod, uid, runtime_uid: None, labels, terminal: false, containers }))
+        let pod = PodRef::new(namespace, pod);
+        (pod.clone(), Arc::new(PodIdentity { pod, labels, ..test_data::identity("", uid) }))
     };
     let labels = BTreeMap::from([("app.kubernetes.io/name".into(), "trainer".into())]);
     let keys = ["app.kubernetes.io/name".to_owned(), "team".to_owned()];
@@ -245,7 +246,7 @@ fn kubelet() -> KubeletState {
 }
 
 fn held(resource: &str, id: &str, numa_nodes: &[i64]) -> HeldDevice {
-    HeldDevice { resource: resource.into(), id: id.into(), numa_nodes: numa_nodes.iter().copied().collect() }
+    HeldDevice { numa_nodes: numa_nodes.iter().copied().collect(), ..test_data::held(resource, id) }
 }
 
 fn block(memory_type: &str, numa_nodes: &[i64], bytes: u64) -> MemoryBlock {
@@ -259,19 +260,7 @@ fn uid_of(container: &ContainerRef) -> Option<crate::domain::model::PodUid> {
 fn allocations() -> Allocations {
     let pod = |namespace: &str, pod: &str| {
         let reference = ContainerRef::new(namespace, pod, "main");
-        Pod {
-            uid: uid_of(&reference),
-            reference: reference.pod_ref(),
-            containers: vec![Container {
-                reference,
-                devices: vec![],
-                claims: vec![],
-                exclusive_cpus: CpuSet::default(),
-                memory: vec![],
-            }],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
-        }
+        Pod { uid: uid_of(&reference), ..test_data::pod(test_data::container(reference, &[])) }
     };
     let mut training = pod("research", "training-0");
     training.containers[0].devices =
@@ -292,12 +281,8 @@ fn claim() -> ClaimDevice {
     ClaimDevice {
         claim_namespace: "research".into(),
         claim: "one-slice".into(),
-        driver: "gpu.nvidia.com".into(),
         pool: "node-a".into(),
-        device: "gpu-2-mig-1g.10gb-19-1".into(),
-        share_id: None,
-        claim_uid: None,
-        record: ClaimRecord::default(),
+        ..test_data::claim("gpu.nvidia.com", "gpu-2-mig-1g.10gb-19-1")
     }
 }
 
@@ -330,15 +315,8 @@ fn accounts() -> Vec<Account> {
         Account::new(container, gpu.into(), None, UnixSeconds(STARTED.0 + 100.5))
     };
     let holding = |resource: Option<&str>, id: &str, sharing, attribution, fraction| {
-        let (resource, device_ids) = (resource.map(Into::into), vec![id.into()]);
-        Some(Holding {
-            resource,
-            device_ids,
-            sharing,
-            attribution: Some(attribution),
-            fraction: Some(fraction),
-            weight: 1.0,
-        })
+        let resource = resource.map(Into::into);
+        Some(Holding { resource, attribution: Some(attribution), ..test_data::holding(id, sharing, fraction) })
     };
     let slice = |resource, id| holding(resource, id, SharingForm::Mig, Attribution::Estimated, 1.0 / 7.0);
     let counters = |allocated, busy, idle, energy_joules| HoldingCounters {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-type Series = (String, Vec<(String, String)>);
+type SampleKey = (String, Vec<(String, String)>);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
@@ -13,7 +13,7 @@ pub(super) enum Dialect {
 
 pub(super) struct Page {
     /// The values by name and sorted labels.
-    pub samples: BTreeMap<Series, f64>,
+    pub samples: BTreeMap<SampleKey, f64>,
 }
 
 impl Page {
@@ -35,7 +35,7 @@ struct State {
     /// The name, and type and help if they were given.
     family: Option<(String, Option<String>, bool)>,
     seen: BTreeSet<String>,
-    samples: BTreeMap<Series, f64>,
+    samples: BTreeMap<SampleKey, f64>,
 }
 
 impl State {
@@ -75,7 +75,7 @@ impl State {
         Ok(())
     }
 
-    fn check_name(&self, (name, labels): &Series) -> Result<(), String> {
+    fn check_name(&self, (name, labels): &SampleKey) -> Result<(), String> {
         let (family, kind, help) = self.family.as_ref().ok_or("sample without family")?;
         if !help {
             return Err("family without help".into());
@@ -95,7 +95,7 @@ impl State {
     }
 }
 
-fn series(line: &str) -> Result<(Series, f64), String> {
+fn series(line: &str) -> Result<(SampleKey, f64), String> {
     let end = line.find(['{', ' ']).ok_or("no value")?;
     let (name, mut rest) = line.split_at(end);
     check_identifier(name, ":")?;

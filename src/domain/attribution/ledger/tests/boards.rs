@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::monotonic;
-use super::random_node::{GapReading, MigReading, Random, Reading, TICK_SECONDS, Tick};
+use super::random_node::{BoardReading, GapReading, MigReading, Random, TICK_SECONDS, Tick};
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::model::{
     ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, ContainerRef, DeviceId, DeviceTotals, Fast,
@@ -10,7 +10,7 @@ use crate::domain::model::{
 };
 use crate::test_data;
 
-pub enum Kind {
+pub enum BoardKind {
     Whole,
     Slots(usize),
     /// The slices of each GPU instance, and those of its compute instances.
@@ -34,7 +34,7 @@ const SHAPES: [&[(u32, &[u32])]; 4] = [
     &[(7, &[7])],
 ];
 
-impl Kind {
+impl BoardKind {
     pub fn any(random: &mut Random) -> Self {
         match random.below(6) {
             0 => Self::Whole,
@@ -61,8 +61,8 @@ impl Kind {
 /// One device. Its work is decided tick by tick; readings cover several ticks.
 pub struct Board {
     pub uuid: GpuUuid,
-    pub kind: Kind,
-    pub reading: Option<Reading>,
+    pub kind: BoardKind,
+    pub reading: Option<BoardReading>,
     number: usize,
     tells: (bool, bool, bool, bool),
     level: f64,
@@ -82,7 +82,7 @@ pub struct Board {
 }
 
 impl Board {
-    pub fn new(number: usize, kind: Kind, random: &mut Random) -> Self {
+    pub fn new(number: usize, kind: BoardKind, random: &mut Random) -> Self {
         Self {
             uuid: GpuUuid::new(format!("GPU-{number:08x}-0000-0000-0000-000000000000")),
             number,
@@ -106,7 +106,7 @@ impl Board {
     }
 
     fn migs(&self) -> Vec<(MigDevice, u32)> {
-        let (Kind::Mig { shape, .. } | Kind::ClaimedMig { shape }) = &self.kind else { return vec![] };
+        let (BoardKind::Mig { shape, .. } | BoardKind::ClaimedMig { shape }) = &self.kind else { return vec![] };
         let mut devices = vec![];
         for (instance, (slices, members)) in shape.iter().enumerate() {
             for (member, member_slices) in members.iter().enumerate() {
@@ -134,12 +134,12 @@ impl Board {
 
     pub fn id(&self, place: usize) -> DeviceId {
         match &self.kind {
-            Kind::Slots(_) => DeviceId::new(format!("{}::{place}", self.uuid)),
+            BoardKind::Slots(_) => DeviceId::new(format!("{}::{place}", self.uuid)),
             // Every MIG device has two slots.
-            Kind::Mig { .. } | Kind::ClaimedMig { .. } => {
+            BoardKind::Mig { .. } | BoardKind::ClaimedMig { .. } => {
                 DeviceId::new(format!("{}::{}", self.migs()[place / 2].0.uuid, place % 2))
             }
-            Kind::Whole | Kind::Claims => DeviceId::new(self.uuid.to_shared()),
+            BoardKind::Whole | BoardKind::Claims => DeviceId::new(self.uuid.to_shared()),
         }
     }
 
@@ -147,8 +147,10 @@ impl Board {
     /// shares are known, in unequal parts. `None`: it is no device of claims.
     pub fn claim(&self, place: usize) -> Option<ClaimDevice> {
         let (claim, hardware) = match &self.kind {
-            Kind::Claims => (if place == OBSERVER { place } else { place % 3 }, ClaimHardware::Gpu(self.uuid.clone())),
-            Kind::ClaimedMig { .. } => (place, ClaimHardware::Mig(self.migs()[place / 2].0.uuid.clone())),
+            BoardKind::Claims => {
+                (if place == OBSERVER { place } else { place % 3 }, ClaimHardware::Gpu(self.uuid.clone()))
+            }
+            BoardKind::ClaimedMig { .. } => (place, ClaimHardware::Mig(self.migs()[place / 2].0.uuid.clone())),
             _ => return None,
         };
         let has_shares = self.number % 2 == 1;
@@ -257,7 +259,7 @@ impl Board {
                     ratio * (complete_until - before) as f64 * TICK_SECONDS;
             }
         }
-        let is_partitioned = matches!(self.kind, Kind::Mig { .. } | Kind::ClaimedMig { .. });
+        let is_partitioned = matches!(self.kind, BoardKind::Mig { .. } | BoardKind::ClaimedMig { .. });
         if random.chance(3) {
             self.without_processes_until = now + random.below(100);
         }
@@ -271,7 +273,7 @@ impl Board {
         let sm_seconds = self.processes.iter().map(|process| (process.pid, process.sm_seconds));
         let process_sm_seconds = (tells_processes && has_sm_seconds).then(|| sm_seconds.collect());
         let tells_processes = tells_processes && now >= self.without_processes_until;
-        self.reading = Some(Reading {
+        self.reading = Some(BoardReading {
             complete_until,
             busy: (tells_busy && !is_partitioned).then_some(self.reported_busy - self.origin.0),
             energy: tells_energy.then_some(self.energy - self.origin.1),
@@ -307,11 +309,11 @@ impl Board {
 
     /// What the driver reports for its GPU instance.
     fn active_seconds(&self, device: &MigDevice) -> Option<f64> {
-        let Kind::Mig { gpm: true, .. } = self.kind else { return None };
+        let BoardKind::Mig { gpm: true, .. } = self.kind else { return None };
         Some(self.active[device.gpu_instance as usize - 1])
     }
 
-    pub fn readings(&self, reading: &Reading) -> DeviceReadings {
+    pub fn readings(&self, reading: &BoardReading) -> DeviceReadings {
         let memory = |used| MemoryUse { used, free: 0, reserved: None, total: used };
         let mut instances: Vec<InstanceReading> = vec![];
         for (device, _) in self.migs() {

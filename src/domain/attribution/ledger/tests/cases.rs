@@ -11,69 +11,6 @@ use crate::domain::model::{
 
 use crate::test_data;
 
-impl OneDeviceLedger {
-    fn at(&mut self, second: u64) -> LedgerOutput {
-        self.observe(second * 1000)
-    }
-
-    fn reading(&mut self, second: u64, busy: Option<f64>, energy: f64, medium: Option<Medium>) -> LedgerOutput {
-        self.set_reading(second * 1000, busy, Some(energy), medium);
-        self.at(second)
-    }
-
-    fn hold(&mut self, pod: &str, mig: Option<&str>, sharing: SharingForm, share: f64) {
-        let key = HoldingKey { mig: mig.map(MigUuid::from), ..test_data::key(pod, GPU) };
-        self.holdings.by_key.insert(key, test_data::holding(GPU, sharing, share));
-    }
-
-    /// Sets the processes: owner, SM-seconds, memory.
-    fn run(&mut self, processes: &[(Owner, f64, u64)]) {
-        let process = |(pid, (owner, sm_seconds, bytes)): (usize, &(Owner, f64, u64))| OwnedProcess {
-            memory_bytes: Some(*bytes),
-            ..test_data::process(pid as u32, owner.clone(), *sm_seconds)
-        };
-        let processes = test_data::processes(processes.iter().enumerate().map(process));
-        self.processes.insert(GPU.into(), processes);
-    }
-
-    /// Lets the board be idle at 100 W for ten seconds, so that its idle power is known.
-    fn idle_at_100_watts(&mut self) {
-        self.reading(0, Some(0.0), 0.0, None);
-        self.reading(10, Some(0.0), 1000.0, None);
-    }
-}
-
-fn owner(pod: &str) -> Owner {
-    Owner::Container(test_data::main_of(pod))
-}
-
-fn memory(used: u64) -> Option<MemoryUse> {
-    Some(MemoryUse { used, free: 0, reserved: None, total: used })
-}
-
-fn rounded(value: Option<f64>) -> Option<f64> {
-    value.map(|value| (value * 100.0).round() / 100.0)
-}
-
-/// The accounts by pod: allocated, busy, idle, energy.
-fn rows(published: &LedgerOutput) -> Vec<(String, [Option<f64>; 4])> {
-    let row = |account: &Account| {
-        let columns = [
-            account.counters.allocated_seconds,
-            account.counters.busy_seconds,
-            account.counters.idle_seconds,
-            account.counters.energy_joules,
-        ]
-        .map(rounded);
-        (account.container.pod.to_string(), columns)
-    };
-    published.accounts.iter().map(row).collect()
-}
-
-fn row(pod: &str, columns: [f64; 4]) -> (String, [Option<f64>; 4]) {
-    (pod.to_owned(), columns.map(Some))
-}
-
 #[test]
 fn a_host_process_beside_an_exclusive_holder_has_its_part() {
     let mut case = OneDeviceLedger::new(3600);
@@ -420,4 +357,67 @@ fn losing_the_kubelet_loses_nothing() {
     let published =
         (1..=600).map(|second| case.reading(second, Some(second as f64), 100.0 * second as f64, None)).last();
     assert_eq!(rows(&published.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
+}
+
+impl OneDeviceLedger {
+    fn at(&mut self, second: u64) -> LedgerOutput {
+        self.observe(second * 1000)
+    }
+
+    fn reading(&mut self, second: u64, busy: Option<f64>, energy: f64, medium: Option<Medium>) -> LedgerOutput {
+        self.set_reading(second * 1000, busy, Some(energy), medium);
+        self.at(second)
+    }
+
+    fn hold(&mut self, pod: &str, mig: Option<&str>, sharing: SharingForm, share: f64) {
+        let key = HoldingKey { mig: mig.map(MigUuid::from), ..test_data::key(pod, GPU) };
+        self.holdings.by_key.insert(key, test_data::holding(GPU, sharing, share));
+    }
+
+    /// Sets the processes: owner, SM-seconds, memory.
+    fn run(&mut self, processes: &[(Owner, f64, u64)]) {
+        let process = |(pid, (owner, sm_seconds, bytes)): (usize, &(Owner, f64, u64))| OwnedProcess {
+            memory_bytes: Some(*bytes),
+            ..test_data::process(pid as u32, owner.clone(), *sm_seconds)
+        };
+        let processes = test_data::processes(processes.iter().enumerate().map(process));
+        self.processes.insert(GPU.into(), processes);
+    }
+
+    /// Lets the board be idle at 100 W for ten seconds, so that its idle power is known.
+    fn idle_at_100_watts(&mut self) {
+        self.reading(0, Some(0.0), 0.0, None);
+        self.reading(10, Some(0.0), 1000.0, None);
+    }
+}
+
+fn owner(pod: &str) -> Owner {
+    Owner::Container(test_data::main_of(pod))
+}
+
+fn memory(used: u64) -> Option<MemoryUse> {
+    Some(MemoryUse { used, free: 0, reserved: None, total: used })
+}
+
+fn rounded(value: Option<f64>) -> Option<f64> {
+    value.map(|value| (value * 100.0).round() / 100.0)
+}
+
+/// The accounts by pod: allocated, busy, idle, energy.
+fn rows(published: &LedgerOutput) -> Vec<(String, [Option<f64>; 4])> {
+    let row = |account: &Account| {
+        let columns = [
+            account.counters.allocated_seconds,
+            account.counters.busy_seconds,
+            account.counters.idle_seconds,
+            account.counters.energy_joules,
+        ]
+        .map(rounded);
+        (account.container.pod.to_string(), columns)
+    };
+    published.accounts.iter().map(row).collect()
+}
+
+fn row(pod: &str, columns: [f64; 4]) -> (String, [Option<f64>; 4]) {
+    (pod.to_owned(), columns.map(Some))
 }

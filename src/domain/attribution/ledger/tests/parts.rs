@@ -8,7 +8,7 @@ use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Holding, SharingForm, UnattributedReason};
 
 /// One tick of one device.
-pub struct Segment<'a> {
+pub struct ReferenceSegment<'a> {
     pub holders: &'a BTreeMap<HoldingKey, Holding>,
     pub busy: Option<f64>,
     pub energy: Option<f64>,
@@ -16,10 +16,10 @@ pub struct Segment<'a> {
 }
 
 /// The parts: owner, busy seconds, joules.
-pub type Parts<'a> = Vec<(Result<&'a HoldingKey, UnattributedReason>, Option<f64>, Option<f64>)>;
+pub type ReferenceParts<'a> = Vec<(Result<&'a HoldingKey, UnattributedReason>, Option<f64>, Option<f64>)>;
 
-impl<'a> Segment<'a> {
-    pub fn by_holding(&self) -> Parts<'a> {
+impl<'a> ReferenceSegment<'a> {
+    pub fn by_holding(&self) -> ReferenceParts<'a> {
         let sum: f64 = self.holders.values().map(|holding| holding.weight).sum();
         if self.holders.is_empty() {
             return self.by_process(|_| 0.0, &UseByReason::new(), 1.0);
@@ -31,13 +31,18 @@ impl<'a> Segment<'a> {
         self.holders.iter().map(part).collect()
     }
 
-    pub fn by_process(&self, weight: impl Fn(&HoldingKey) -> f64, others: &UseByReason, ticks: f64) -> Parts<'a> {
+    pub fn by_process(
+        &self,
+        weight: impl Fn(&HoldingKey) -> f64,
+        others: &UseByReason,
+        ticks: f64,
+    ) -> ReferenceParts<'a> {
         let sum: f64 = self.holders.keys().map(&weight).sum::<f64>() + others.values().sum::<f64>() / ticks;
         let sole = self.holders.iter().next().filter(|(_, holding)| holding.sharing == SharingForm::Exclusive);
         let sole = sole.filter(|_| self.holders.len() == 1).map(|(key, _)| key);
         let idle = self.energy.map(|energy| self.idle.unwrap_or(0.0).min(energy));
         let running = self.energy.zip(idle).map(|(energy, idle)| energy - idle);
-        let mut parts: Parts<'a> = vec![(sole.ok_or(UnattributedReason::Idle), None, idle)];
+        let mut parts: ReferenceParts<'a> = vec![(sole.ok_or(UnattributedReason::Idle), None, idle)];
         for key in self.holders.keys() {
             let part = if sum > 0.0 { weight(key) / sum } else { 0.0 };
             parts.push((Ok(key), self.busy.map(|busy| busy * part), running.map(|energy| energy * part)));
@@ -67,7 +72,7 @@ impl<'a> Segment<'a> {
         parts
     }
 
-    pub fn by_mig_activity(&self, devices: &[MigReading], actives: &[Option<f64>]) -> Parts<'a> {
+    pub fn by_mig_activity(&self, devices: &[MigReading], actives: &[Option<f64>]) -> ReferenceParts<'a> {
         let is_known = actives.iter().all(Option::is_some);
         let work: f64 =
             devices.iter().zip(actives).map(|(device, active)| active.unwrap_or(0.0) * device.fraction).sum();

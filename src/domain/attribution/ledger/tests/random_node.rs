@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::super::*;
-use super::boards::{Board, Kind};
+use super::boards::{Board, BoardKind};
 use super::reference::{History, check_claims};
 use crate::domain::holders::{Slots, join};
 use crate::domain::model::{Allocatable, Allocations, Container, ContainerRef, DeviceId, MigUuid, UnixSeconds};
@@ -17,7 +17,7 @@ pub const LATE_TICKS: Tick = 50;
 
 /// The values of one GPU at its last reading.
 #[derive(Clone, Debug)]
-pub struct Reading {
+pub struct BoardReading {
     pub complete_until: Tick,
     pub busy: Option<f64>,
     pub energy: Option<f64>,
@@ -80,7 +80,11 @@ impl RandomNode {
         let count = if crowded { 16 } else { if random.chance(4) { 16 } else { 1 + random.below(3) } };
         let boards: Vec<Board> = (0..count)
             .map(|number| {
-                Board::new(number, if crowded { Kind::Slots(32) } else { Kind::any(&mut random) }, &mut random)
+                Board::new(
+                    number,
+                    if crowded { BoardKind::Slots(32) } else { BoardKind::any(&mut random) },
+                    &mut random,
+                )
             })
             .collect();
         let inventory = test_data::inventory(boards.iter().map(Board::gpu));

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::parts::Segment;
-use super::random_node::{LATE_TICKS, MigReading, Reading, TICK_SECONDS, Tick};
+use super::parts::ReferenceSegment;
+use super::random_node::{BoardReading, LATE_TICKS, MigReading, TICK_SECONDS, Tick};
 use super::segments;
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::holders::{HoldingKey, Holdings};
@@ -24,7 +24,7 @@ pub type UseByReason = BTreeMap<UnattributedReason, f64>;
 
 /// One GPU.
 #[derive(Default)]
-pub struct Reference {
+pub struct ReferenceLedger {
     pub accounts: BTreeMap<HoldingKey, ReferenceAccount>,
     pub unattributed_busy: UseByReason,
     pub unattributed_energy: UseByReason,
@@ -36,7 +36,7 @@ pub struct Reference {
     pub accounted: Tick,
     /// Whether it has been read, or held.
     known: bool,
-    read: Option<Reading>,
+    read: Option<BoardReading>,
     gap_since: Option<Tick>,
     used_sm: BTreeMap<u32, f64>,
     idle: Vec<(f64, f64)>,
@@ -45,12 +45,12 @@ pub struct Reference {
 /// The holders in each tick, the present tick last.
 pub type History = Vec<Arc<BTreeMap<HoldingKey, Holding>>>;
 
-impl Reference {
+impl ReferenceLedger {
     pub fn starting(at: Tick) -> Self {
         Self { accounted: at, ..Self::default() }
     }
 
-    pub fn observe(&mut self, now: Tick, reading: Option<&Reading>, history: &History) {
+    pub fn observe(&mut self, now: Tick, reading: Option<&BoardReading>, history: &History) {
         if !self.known {
             self.accounted = now;
         }
@@ -68,7 +68,7 @@ impl Reference {
         }
     }
 
-    fn read(&mut self, reading: &Reading, history: &History) {
+    fn read(&mut self, reading: &BoardReading, history: &History) {
         let Some(before) = self.read.clone() else {
             self.allocate(self.accounted, reading.complete_until, history);
             self.accounted = reading.complete_until;
@@ -97,7 +97,7 @@ impl Reference {
         };
         let (busy, energy) = (gain(reading.busy, before.busy), gain(reading.energy, before.energy));
         let last = |now: Option<f64>, before: Option<f64>| now.or(before);
-        self.read = Some(Reading {
+        self.read = Some(BoardReading {
             busy: last(reading.busy, before.busy),
             energy: last(reading.energy, before.energy),
             ..reading.clone()
@@ -144,12 +144,12 @@ impl Reference {
     }
 
     /// Skips the SM time of time that is not divided, or not by process.
-    fn skip_sm_seconds(&mut self, reading: &Reading) {
+    fn skip_sm_seconds(&mut self, reading: &BoardReading) {
         self.used_sm.extend(reading.process_sm_seconds.iter().flatten());
     }
 
     /// Divides the energy of a gap equally among its ticks, and that of a tick among its holders, or by slices.
-    fn divide_gap(&mut self, ticks: std::ops::Range<Tick>, joules: f64, reading: &Reading, history: &History) {
+    fn divide_gap(&mut self, ticks: std::ops::Range<Tick>, joules: f64, reading: &BoardReading, history: &History) {
         if ticks.is_empty() {
             return self.add_unattributed(0.0, joules);
         }
@@ -157,8 +157,12 @@ impl Reference {
         self.energy += joules;
         for tick in ticks.clone() {
             let energy = Some(joules / ticks.len() as f64);
-            let segment =
-                Segment { holders: &history[tick], busy: None, energy, idle: watts.map(|watts| watts * TICK_SECONDS) };
+            let segment = ReferenceSegment {
+                holders: &history[tick],
+                busy: None,
+                energy,
+                idle: watts.map(|watts| watts * TICK_SECONDS),
+            };
             let parts = match &reading.mig_devices {
                 Some(devices) => segment.by_mig_activity(devices, &vec![None; devices.len()]),
                 None => segment.by_holding(),
@@ -182,7 +186,7 @@ impl Reference {
         (seconds > 0.0).then(|| (busy / seconds).min(1.0))
     }
 
-    pub fn has_read(&self, reading: &Reading) -> bool {
+    pub fn has_read(&self, reading: &BoardReading) -> bool {
         self.read.as_ref().is_some_and(|last| last.complete_until == reading.complete_until)
     }
 
@@ -217,7 +221,7 @@ impl Reference {
         (from, to): (Tick, Tick),
         busy: Option<f64>,
         energy: Option<f64>,
-        (reading, actives, covered_ratio): (&Reading, Option<Vec<Option<f64>>>, f64),
+        (reading, actives, covered_ratio): (&BoardReading, Option<Vec<Option<f64>>>, f64),
         history: &History,
     ) {
         let ticks = (to - from) as f64;
@@ -238,7 +242,7 @@ impl Reference {
         let active = works.map(|works| works.iter().sum::<f64>());
         let mut known: BTreeMap<HoldingKey, (f64, f64)> = BTreeMap::new();
         for tick in from..to {
-            let segment = Segment {
+            let segment = ReferenceSegment {
                 holders: &history[tick],
                 busy: busys.as_ref().map(|busy| busy[tick - from]),
                 energy: energies.as_ref().map(|energy| energy[tick - from]),
@@ -289,7 +293,7 @@ impl Reference {
         &mut self,
         from: Tick,
         to: Tick,
-        reading: &Reading,
+        reading: &BoardReading,
         history: &History,
     ) -> Option<(BTreeMap<HoldingKey, Vec<f64>>, UseByReason)> {
         let Some(processes) = reading.processes.as_ref().filter(|processes| processes.has_sm_seconds) else {
@@ -349,7 +353,7 @@ fn perhaps_ended(reason: UnattributedReason) -> UnattributedReason {
 }
 
 /// How active each part was between two readings, 0 to 1.
-fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
+fn actives(reading: &BoardReading, before: &BoardReading) -> Option<Vec<Option<f64>>> {
     let is_anew = reading.gaps.until > before.gaps.until;
     let from = if is_anew { reading.gaps.until } else { before.complete_until };
     let seconds = (reading.complete_until - from) as f64 * TICK_SECONDS;

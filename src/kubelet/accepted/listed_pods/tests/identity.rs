@@ -4,67 +4,6 @@ use crate::test_data::{self, identity};
 
 const GPU: &str = "nvidia.com/gpu";
 
-/// Pods of namespace `team`, each with a container `main` and these devices.
-fn answer(pods: &[(&str, &[&str])]) -> Allocations {
-    test_data::allocations(pods.iter().map(|(name, devices)| {
-        let devices: Vec<(&str, &str)> = devices.iter().map(|id| (GPU, *id)).collect();
-        test_data::holder(name, &devices)
-    }))
-}
-
-/// What is known of UIDs, and the pods as they were identified up to now.
-#[derive(Default)]
-struct ListedNode {
-    pods: ListedPods,
-    checkpoint: CheckpointAllocations,
-    directory: PodDirectory,
-    logged: BTreeMap<PodRef, Arc<PodIdentity>>,
-    second: u64,
-}
-
-impl ListedNode {
-    /// The kubelet writes its checkpoint: device to UID.
-    fn write(&mut self, devices: &[(&str, &str)]) {
-        let inode = self.checkpoint.version.unwrap_or_default().file.1 + 1;
-        let pod = |(device, uid): &(&str, &str)| {
-            ((Arc::from("main"), ResourceName::from(GPU), DeviceId::from(*device)), Some(PodUid::from(*uid)))
-        };
-        let pods = devices.iter().map(pod).collect();
-        let version = Some(FileStamp { file: (0, inode), ..FileStamp::default() });
-        self.checkpoint = CheckpointAllocations { version, pods, devices: None };
-    }
-
-    fn pods_api(&mut self, pods: &[(&str, &str)]) {
-        let pods = pods.iter().map(|(name, uid)| (PodUid::from(*uid), Arc::new(identity(name, uid))));
-        self.directory = PodDirectory { complete: true, pods: pods.collect(), problem: None };
-    }
-
-    fn log_directory(&mut self, name: &str, uid: &str) {
-        self.logged.insert(PodRef::new("team", name), Arc::new(identity(name, uid)));
-    }
-
-    /// (UID of the pod, UID in the references to its containers), of the first pod that is listed.
-    fn list(&mut self, pods: &[(&str, &[&str])]) -> (Option<String>, Option<String>) {
-        self.list_part(pods, true)
-    }
-
-    fn list_part(&mut self, pods: &[(&str, &[&str])], is_whole: bool) -> (Option<String>, Option<String>) {
-        self.second += 1;
-        let mut answer = answer(pods);
-        let sources =
-            OtherSources { checkpoint: &self.checkpoint, directory: &self.directory, from_pod_logs: &self.logged };
-        self.pods.track(Monotonic::from_secs(self.second), &mut answer, is_whole, &sources);
-        let text = |uid: &Option<PodUid>| uid.as_ref().map(|uid| uid.as_str().to_owned());
-        // Whether it is held back is of no matter here.
-        let Some(pod) = answer.pods.first().or_else(|| self.pods.unconfirmed().next()) else { return (None, None) };
-        (text(&pod.uid), text(&pod.containers[0].reference.pod_uid))
-    }
-}
-
-fn both(uid: &str) -> (Option<String>, Option<String>) {
-    (Some(uid.to_owned()), Some(uid.to_owned()))
-}
-
 const UNKNOWN: (Option<String>, Option<String>) = (None, None);
 
 #[test]
@@ -171,4 +110,65 @@ fn another_pods_device_is_not_taken_for_this_ones() {
     node.write(&[("0", "a")]);
     node.pods_api(&[("api", "a")]);
     assert_eq!(node.list(&[("web-0", &["0"])]), UNKNOWN);
+}
+
+/// Pods of namespace `team`, each with a container `main` and these devices.
+fn answer(pods: &[(&str, &[&str])]) -> Allocations {
+    test_data::allocations(pods.iter().map(|(name, devices)| {
+        let devices: Vec<(&str, &str)> = devices.iter().map(|id| (GPU, *id)).collect();
+        test_data::holder(name, &devices)
+    }))
+}
+
+/// What is known of UIDs, and the pods as they were identified up to now.
+#[derive(Default)]
+struct ListedNode {
+    pods: ListedPods,
+    checkpoint: CheckpointAllocations,
+    directory: PodDirectory,
+    logged: BTreeMap<PodRef, Arc<PodIdentity>>,
+    second: u64,
+}
+
+impl ListedNode {
+    /// The kubelet writes its checkpoint: device to UID.
+    fn write(&mut self, devices: &[(&str, &str)]) {
+        let inode = self.checkpoint.version.unwrap_or_default().file.1 + 1;
+        let pod = |(device, uid): &(&str, &str)| {
+            ((Arc::from("main"), ResourceName::from(GPU), DeviceId::from(*device)), Some(PodUid::from(*uid)))
+        };
+        let pods = devices.iter().map(pod).collect();
+        let version = Some(FileStamp { file: (0, inode), ..FileStamp::default() });
+        self.checkpoint = CheckpointAllocations { version, pods, devices: None };
+    }
+
+    fn pods_api(&mut self, pods: &[(&str, &str)]) {
+        let pods = pods.iter().map(|(name, uid)| (PodUid::from(*uid), Arc::new(identity(name, uid))));
+        self.directory = PodDirectory { complete: true, pods: pods.collect(), problem: None };
+    }
+
+    fn log_directory(&mut self, name: &str, uid: &str) {
+        self.logged.insert(PodRef::new("team", name), Arc::new(identity(name, uid)));
+    }
+
+    /// (UID of the pod, UID in the references to its containers), of the first pod that is listed.
+    fn list(&mut self, pods: &[(&str, &[&str])]) -> (Option<String>, Option<String>) {
+        self.list_part(pods, true)
+    }
+
+    fn list_part(&mut self, pods: &[(&str, &[&str])], is_whole: bool) -> (Option<String>, Option<String>) {
+        self.second += 1;
+        let mut answer = answer(pods);
+        let sources =
+            OtherSources { checkpoint: &self.checkpoint, directory: &self.directory, from_pod_logs: &self.logged };
+        self.pods.track(Monotonic::from_secs(self.second), &mut answer, is_whole, &sources);
+        let text = |uid: &Option<PodUid>| uid.as_ref().map(|uid| uid.as_str().to_owned());
+        // Whether it is held back is of no matter here.
+        let Some(pod) = answer.pods.first().or_else(|| self.pods.unconfirmed().next()) else { return (None, None) };
+        (text(&pod.uid), text(&pod.containers[0].reference.pod_uid))
+    }
+}
+
+fn both(uid: &str) -> (Option<String>, Option<String>) {
+    (Some(uid.to_owned()), Some(uid.to_owned()))
 }

@@ -5,71 +5,8 @@ use std::fmt::Write as _;
 use super::*;
 use crate::domain::model::Gpu;
 use crate::plugin::config::EntryConfig;
-use crate::plugin::host::MigCapabilities;
 use crate::plugin::offer::offers;
-use crate::plugin::test_data::{gpu, inventory, mig_uuid, nvidia, uuid};
-
-/// A host with the directories `/etc/cdi` and `/run/cdi`; GPU 0 is `/dev/nvidia7` and GPU 1 is `/dev/nvidia6`.
-struct Host {
-    root: tempfile::TempDir,
-    specifications: Specifications,
-    offers: Vec<Offer>,
-    config: EntryConfig,
-    shows_files: bool,
-}
-
-fn host(config: &str, gpus: impl IntoIterator<Item = Gpu>) -> Host {
-    let root = tempfile::tempdir().unwrap();
-    for directory in ["etc", "run"] {
-        fs::create_dir(root.path().join(directory)).unwrap();
-    }
-    let config = nvidia(config);
-    let offers = offers(&config, &inventory(gpus), &[]).offers;
-    Host { root, specifications: Specifications::default(), offers, config, shows_files: true }
-}
-
-impl Host {
-    fn write(&self, file: &str, text: &str) {
-        fs::write(self.root.path().join(file), text).unwrap();
-    }
-
-    fn find(&mut self) -> VendorDevices {
-        let directories = ["etc", "run", "none"].map(|name| self.root.path().join(name));
-        self.specifications.refresh(&directories);
-        let (host, dev) = (self.root.path().to_owned(), self.root.path().join("dev"));
-        let roots = HostRoots { host, dev, sys: "/nonexistent".into() };
-        let capabilities = [((7, 1, None), 10), ((7, 1, Some(0)), 11), ((7, 2, None), 20), ((7, 2, Some(0)), 21)];
-        let driver_files =
-            DriverFiles { mig_capabilities: MigCapabilities(capabilities.into()), ..DriverFiles::default() };
-        let view = HostView { roots: &roots, shows_files: self.shows_files, driver_version: Some("570.86.15") };
-        self.specifications.vendor_devices(self.config.nvidia().unwrap(), &self.offers, &driver_files, view)
-    }
-
-    /// Checks the names, and the unused files as `file reason: devices`.
-    fn check(&mut self, names: &[&str], unused: &[&str]) {
-        let found = self.find();
-        assert_eq!(found.names.values().map(String::as_str).collect::<Vec<_>>(), names);
-        let show = |((file, reason), unused): (&(PathBuf, UnusedReason), &Unused)| {
-            let file = file.strip_prefix(self.root.path()).unwrap().display();
-            format!("{file} {}: {}", reason.into_str(), unused.devices.len())
-        };
-        assert_eq!(found.unused.iter().map(show).collect::<Vec<_>>(), unused, "{:?}", found.unused);
-    }
-}
-
-/// A specification of the toolkit's kind; `more` are edits of every container.
-fn toolkit(devices: &[(&str, &[&str])], more: &str) -> String {
-    of_kind("nvidia.com/gpu", devices, more)
-}
-
-fn of_kind(kind: &str, devices: &[(&str, &[&str])], more: &str) -> String {
-    let mut text = format!("cdiVersion: 0.5.0\nkind: {kind}\ncontainerEdits: {{{more}}}\ndevices:\n");
-    for (name, nodes) in devices {
-        let nodes: Vec<String> = nodes.iter().map(|node| format!("{{path: /dev/{node}}}")).collect();
-        writeln!(text, "- name: \"{name}\"\n  containerEdits: {{deviceNodes: [{}]}}", nodes.join(", ")).unwrap();
-    }
-    text
-}
+use crate::plugin::test_data::{driver_files, gpu, host_roots, inventory, mig_uuid, nvidia, uuid};
 
 const TWO: [(&str, &[&str]); 2] = [("0", &["nvidia7", "dri/card0"]), ("1", &["nvidia6"])];
 
@@ -178,4 +115,62 @@ fn a_lost_gpu_needs_no_entry() {
     let mut host = host("deviceListStrategy: cdi-cri", [gpu(0, None), lost]);
     host.write("etc/nvidia.yaml", &toolkit(&TWO[..1], ""));
     host.check(&["nvidia.com/gpu=0"], &[]);
+}
+
+/// A host with the directories `/etc/cdi` and `/run/cdi`; GPU 0 is `/dev/nvidia7` and GPU 1 is `/dev/nvidia6`.
+struct Host {
+    root: tempfile::TempDir,
+    specifications: Specifications,
+    offers: Vec<Offer>,
+    config: EntryConfig,
+    shows_files: bool,
+}
+
+fn host(config: &str, gpus: impl IntoIterator<Item = Gpu>) -> Host {
+    let root = tempfile::tempdir().unwrap();
+    for directory in ["etc", "run"] {
+        fs::create_dir(root.path().join(directory)).unwrap();
+    }
+    let config = nvidia(config);
+    let offers = offers(&config, &inventory(gpus), &[]).offers;
+    Host { root, specifications: Specifications::default(), offers, config, shows_files: true }
+}
+
+impl Host {
+    fn write(&self, file: &str, text: &str) {
+        fs::write(self.root.path().join(file), text).unwrap();
+    }
+
+    fn find(&mut self) -> VendorDevices {
+        let directories = ["etc", "run", "none"].map(|name| self.root.path().join(name));
+        self.specifications.refresh(&directories);
+        let (roots, driver_files) = (host_roots(self.root.path()), driver_files([7]));
+        let view = HostView { roots: &roots, shows_files: self.shows_files, driver_version: Some("570.86.15") };
+        self.specifications.vendor_devices(self.config.nvidia().unwrap(), &self.offers, &driver_files, view)
+    }
+
+    /// Checks the names, and the unused files as `file reason: devices`.
+    fn check(&mut self, names: &[&str], unused: &[&str]) {
+        let found = self.find();
+        assert_eq!(found.names.values().map(String::as_str).collect::<Vec<_>>(), names);
+        let show = |((file, reason), unused): (&(PathBuf, UnusedReason), &Unused)| {
+            let file = file.strip_prefix(self.root.path()).unwrap().display();
+            format!("{file} {}: {}", reason.into_str(), unused.devices.len())
+        };
+        assert_eq!(found.unused.iter().map(show).collect::<Vec<_>>(), unused, "{:?}", found.unused);
+    }
+}
+
+/// A specification of the toolkit's kind; `more` are edits of every container.
+fn toolkit(devices: &[(&str, &[&str])], more: &str) -> String {
+    of_kind("nvidia.com/gpu", devices, more)
+}
+
+fn of_kind(kind: &str, devices: &[(&str, &[&str])], more: &str) -> String {
+    let mut text = format!("cdiVersion: 0.5.0\nkind: {kind}\ncontainerEdits: {{{more}}}\ndevices:\n");
+    for (name, nodes) in devices {
+        let nodes: Vec<String> = nodes.iter().map(|node| format!("{{path: /dev/{node}}}")).collect();
+        writeln!(text, "- name: \"{name}\"\n  containerEdits: {{deviceNodes: [{}]}}", nodes.join(", ")).unwrap();
+    }
+    text
 }

@@ -4,68 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
 use crate::domain::model::Gpu;
-use crate::plugin::host::MigCapabilities;
-use crate::plugin::test_data::{gpu, inventory, mig_uuid, uuid};
-
-/// A node on which the test starts and ends podmeter.
-struct Node {
-    root: tempfile::TempDir,
-    written: WrittenSpecifications,
-    held: Option<BTreeSet<String>>,
-    described: Vec<String>,
-    is_used: bool,
-}
-
-fn node() -> Node {
-    let root = tempfile::tempdir().unwrap();
-    fs::create_dir(root.path().join("dev")).unwrap();
-    let (written, held) = (WrittenSpecifications::default(), Some(BTreeSet::new()));
-    Node { root, written, held, described: vec![], is_used: true }
-}
-
-impl Node {
-    fn hold(&mut self, names: &[String]) {
-        self.held = Some(names.iter().cloned().collect());
-    }
-
-    fn update(&mut self, gpus: impl IntoIterator<Item = Gpu>) -> Vec<String> {
-        let capabilities = [((7, 1, None), 10), ((7, 1, Some(0)), 11)].into();
-        let driver_files = DriverFiles { mig_capabilities: MigCapabilities(capabilities), ..DriverFiles::default() };
-        let (host, dev) = (self.root.path().to_owned(), self.root.path().join("dev"));
-        self.written.update(&SpecificationInputs {
-            directory: &self.root.path().join("cdi"),
-            roots: &HostRoots { host, dev, sys: "/nonexistent".into() },
-            device_root: Path::new("/"),
-            control_nodes: &["/dev/nvidiactl".to_owned()],
-            devices: &node_devices(&inventory(gpus), &driver_files),
-            held: self.held.as_ref(),
-            described: self.described.iter().map(String::as_str).collect(),
-            is_used: self.is_used,
-        })
-    }
-
-    /// The devices of the file with this number, each as `name: nodes or variables`.
-    fn file(&self, number: usize) -> Vec<String> {
-        let text = fs::read_to_string(self.root.path().join("cdi").join(FILES[number])).unwrap_or_default();
-        if text.is_empty() {
-            return vec![];
-        }
-        format::parse(&text).expect("runtimes load it");
-        let file: Value = serde_json::from_str(&text).unwrap();
-        let devices = file["devices"].as_array().unwrap().iter().map(|device| {
-            let edits = &device["containerEdits"];
-            let nodes = edits["deviceNodes"].as_array().into_iter().flatten().map(|node| &node["path"]);
-            let all = nodes.chain(edits["env"].as_array().into_iter().flatten());
-            let all: Vec<&str> = all.map(|one| one.as_str().unwrap()).collect();
-            format!("{}: {}", device["name"].as_str().unwrap(), all.join(" "))
-        });
-        devices.collect()
-    }
-}
-
-fn ours(name: &str) -> String {
-    format!("{KIND}={name}")
-}
+use crate::plugin::test_data::{driver_files, gpu, host_roots, inventory, mig_uuid, uuid};
 
 #[test]
 fn every_device_of_the_node_is_described_with_its_nodes() {
@@ -175,4 +114,61 @@ fn without_cdi_strategies_only_what_may_be_held_is_kept() {
     node.is_used = true;
     let problems = node.update([gpu(0, None)]);
     assert!(problems[0].contains(FILES[0]) && problems[0].contains("writable"), "{problems:?}");
+}
+
+/// A node on which the test starts and ends podmeter.
+struct CdiNode {
+    root: tempfile::TempDir,
+    written: WrittenSpecifications,
+    held: Option<BTreeSet<String>>,
+    described: Vec<String>,
+    is_used: bool,
+}
+
+fn node() -> CdiNode {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("dev")).unwrap();
+    let (written, held) = (WrittenSpecifications::default(), Some(BTreeSet::new()));
+    CdiNode { root, written, held, described: vec![], is_used: true }
+}
+
+impl CdiNode {
+    fn hold(&mut self, names: &[String]) {
+        self.held = Some(names.iter().cloned().collect());
+    }
+
+    fn update(&mut self, gpus: impl IntoIterator<Item = Gpu>) -> Vec<String> {
+        self.written.update(&SpecificationInputs {
+            directory: &self.root.path().join("cdi"),
+            roots: &host_roots(self.root.path()),
+            device_root: Path::new("/"),
+            control_nodes: &["/dev/nvidiactl".to_owned()],
+            devices: &node_devices(&inventory(gpus), &driver_files([7])),
+            held: self.held.as_ref(),
+            described: self.described.iter().map(String::as_str).collect(),
+            is_used: self.is_used,
+        })
+    }
+
+    /// The devices of the file with this number, each as `name: nodes or variables`.
+    fn file(&self, number: usize) -> Vec<String> {
+        let text = fs::read_to_string(self.root.path().join("cdi").join(FILES[number])).unwrap_or_default();
+        if text.is_empty() {
+            return vec![];
+        }
+        format::parse(&text).expect("runtimes load it");
+        let file: Value = serde_json::from_str(&text).unwrap();
+        let devices = file["devices"].as_array().unwrap().iter().map(|device| {
+            let edits = &device["containerEdits"];
+            let nodes = edits["deviceNodes"].as_array().into_iter().flatten().map(|node| &node["path"]);
+            let all = nodes.chain(edits["env"].as_array().into_iter().flatten());
+            let all: Vec<&str> = all.map(|one| one.as_str().unwrap()).collect();
+            format!("{}: {}", device["name"].as_str().unwrap(), all.join(" "))
+        });
+        devices.collect()
+    }
+}
+
+fn ours(name: &str) -> String {
+    format!("{KIND}={name}")
 }
