@@ -12,12 +12,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::support::full_node::{GPUS, FullNode, PROCESSES_EACH, SLOTS};
+use crate::support::full_node::{FullNode, GPUS, PROCESSES_EACH, SLOTS};
 use crate::support::test_data;
 use podmeter::domain::holders::{Slots, join};
-use podmeter::domain::model::{
-    Allocatable, Allocations, ContainerRef, DeviceId, HardwareState, Monotonic, Pod, PodDirectory, Snapshot,
-};
+use podmeter::domain::model::{Allocations, HardwareState, Monotonic, PodDirectory, Snapshot};
 use podmeter::kubelet::pod_logs;
 use podmeter::processes::Resolver;
 use podmeter::serve::metrics::{self, Format};

@@ -11,7 +11,7 @@ use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest, Empty};
 use crate::hostile::StopOnDrop;
 use crate::measure::{Connection, quantiles, row};
 use crate::support::agent;
-use crate::support::kubelet::{self, Node};
+use crate::support::kubelet::{self, KubeletNode};
 use crate::{Bench, GPUS, uuid};
 
 const CALLS: usize = 4000;
@@ -68,7 +68,7 @@ fn calls(sockets: &[PathBuf], beside: &str) {
     }
 }
 
-async fn registered(node: &Node) -> PathBuf {
+async fn registered(node: &KubeletNode) -> PathBuf {
     let all = |gpus: &kubelet::DeviceCount| gpus.allocatable == GPUS;
     assert!(node.node_status_becomes(|status| status.get("nvidia.com/gpu").is_some_and(all)).await);
     let mut entries = std::fs::read_dir(node.device_plugin_directory()).unwrap().map(|entry| entry.unwrap().path());

@@ -16,7 +16,7 @@ use crate::beside::{Other, free_port};
 use crate::measure::{median, process_seconds, row};
 use crate::support::agent::{Running, binary};
 use crate::support::fake_nvml::{FakeNvml, h100};
-use crate::support::kubelet::Node;
+use crate::support::kubelet::KubeletNode;
 use crate::{Bench, GPUS, quiet};
 
 /// Twice podmeter's longest interval.
@@ -123,13 +123,13 @@ fn binaries(bench: &Bench) -> impl Iterator<Item = PathBuf> {
 }
 
 /// Plugin and exporter at their defaults.
-fn agent(binary: &Path, node: &Node, driver: &FakeNvml) -> Running {
+fn agent(binary: &Path, node: &KubeletNode, driver: &FakeNvml) -> Running {
     let root = node.root.path().to_str().unwrap();
     let arguments = ["agent", "--listen", "127.0.0.1:0", "--admin-socket", "none", "--kubelet-root", root];
     Running::start_binary(binary, &arguments, &quiet(driver), None)
 }
 
-fn until_listed(bench: &Bench, node: &Node, count: usize) {
+fn until_listed(bench: &Bench, node: &KubeletNode, count: usize) {
     let is_listed =
         node.node_status_becomes(|status| status.get("nvidia.com/gpu").is_some_and(|gpu| gpu.allocatable == count));
     assert!(bench.runtime.block_on(is_listed), "{:?}", node.node_status());
@@ -138,7 +138,7 @@ fn until_listed(bench: &Bench, node: &Node, count: usize) {
 /// Begun at exec. It creates its socket in `/var/lib/kubelet/device-plugins`, which is the simulated kubelet's in a mount
 /// namespace of its own. The kubelet's has a relative path: the plugin gives it as its HTTP/2 authority, and the simulated
 /// kubelet's library refuses an authority with slashes.
-fn nvidia_plugin(plugin: &Path, node: &Node, driver: &FakeNvml) -> (Other, Instant) {
+fn nvidia_plugin(plugin: &Path, node: &KubeletNode, driver: &FakeNvml) -> (Other, Instant) {
     const SCRIPT: &str = r#"mount -t tmpfs none /var/lib && mkdir -p /var/lib/kubelet/device-plugins &&
         mount --bind "$1" /var/lib/kubelet/device-plugins || exit 1
         cd "$1" && read -r _ <"$2"

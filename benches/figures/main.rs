@@ -34,7 +34,7 @@ use std::path::PathBuf;
 
 use crate::support::agent::Running;
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use crate::support::kubelet::{ContainerSpec, KubeletNode, ListedDevice, Options, PodSpec, node};
 use serde_json::json;
 
 const GPUS: usize = 8;
@@ -135,7 +135,7 @@ impl Bench {
         Self { runtime, driver: driver(GPUS), compared, later: RefCell::default() }
     }
 
-    fn usual_node(&self) -> Node {
+    fn usual_node(&self) -> KubeletNode {
         let node = self.empty_node();
         let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: Some(vec![i64::from(gpu > 3)]) };
         node.set_devices("nvidia.com/gpu", (0..GPUS).map(offered).collect());
@@ -143,7 +143,7 @@ impl Bench {
         node
     }
 
-    fn empty_node(&self) -> Node {
+    fn empty_node(&self) -> KubeletNode {
         self.runtime.block_on(node(Options::default()))
     }
 }
@@ -177,7 +177,7 @@ fn quiet(driver: &FakeNvml) -> Vec<(&'static str, PathBuf)> {
 }
 
 /// An exporter without the device plugin, after its first complete page.
-fn exporter(node: &Node, driver: &FakeNvml) -> Running {
+fn exporter(node: &KubeletNode, driver: &FakeNvml) -> Running {
     let running = agent::agent(node.root.path(), &["--device-plugin=off"], &quiet(driver));
     running.until("a complete page", |page| complete(&page.0));
     running

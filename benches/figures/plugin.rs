@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::measure::{Connection, quantiles, row};
 use crate::support::agent::{self, Running};
-use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, PodSpec};
+use crate::support::kubelet::{GPU, KubeletNode, asking_pod};
 use crate::{Bench, GPUS};
 
 pub fn measure(bench: &Bench) {
@@ -56,18 +56,16 @@ pub fn measure(bench: &Bench) {
 }
 
 /// Counted from the pod's admission: Allocate is answered and the kubelet lists the pod.
-fn own_allocations(runtime: &tokio::runtime::Runtime, node: &Node, running: &Running) -> String {
+fn own_allocations(runtime: &tokio::runtime::Runtime, node: &KubeletNode, running: &Running) -> String {
     let mut connection = Connection::open(&running.address);
     let seconds = (0..60).map(|round| {
         let name = format!("own-{round}");
         std::thread::sleep(Duration::from_millis(500 + (round * 377) % 700));
-        let container = ContainerSpec::new("main").asks("nvidia.com/gpu", 1);
-        let pod = PodSpec::new("team-a", &name).container(container);
-        assert_eq!(runtime.block_on(node.add_pod(pod)), AdmissionOutcome::Running);
+        runtime.block_on(node.runs(asking_pod(&name, GPU, 1)));
         let began = Instant::now();
         while !connection.scrape().contains(&name) {}
         let seconds = began.elapsed().as_secs_f64();
-        assert!(node.remove_pod("team-a", &name));
+        assert!(node.remove_pod("team", &name));
         seconds
     });
     quantiles(seconds, 0.99, 1e3, "ms")

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::measure::{Connection, Resident, row, series};
 use crate::support::agent::{self, Running};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, PodSpec};
+use crate::support::kubelet::{KubeletNode, asking_pod};
 use crate::{Bench, GPUS, PLAIN_PODS, complete, plain_pod, quiet};
 
 const MIG_GPUS: usize = 16;
@@ -43,7 +43,7 @@ pub fn plugin_and_exporter(
     resource: &str,
     devices: usize,
     all_pods: usize,
-) -> (Node, Running) {
+) -> (KubeletNode, Running) {
     let node = bench.empty_node();
     let file = node.root.path().join("nvidia.yaml");
     std::fs::write(&file, "version: v1\nflags:\n  migStrategy: mixed\n").unwrap();
@@ -54,12 +54,10 @@ pub fn plugin_and_exporter(
         };
         assert!(node.node_status_becomes(|status| offered(status.get(resource))).await, "{:?}", node.node_status());
         for number in 0..devices {
-            let container = ContainerSpec::new("main").asks(resource, 1);
-            let pod = PodSpec::new("team-a", &format!("trainer-{number}")).container(container);
-            assert_eq!(node.add_pod(pod).await, AdmissionOutcome::Running);
+            node.runs(asking_pod(&format!("trainer-{number}"), resource, 1)).await;
         }
         for number in devices..all_pods {
-            assert_eq!(node.add_pod(plain_pod(number)).await, AdmissionOutcome::Running);
+            node.runs(plain_pod(number)).await;
         }
     });
     let last = format!("trainer-{}\"", devices - 1);

@@ -20,7 +20,7 @@ const CHANGES: u32 = 8;
 const FIRST_SCRAPES: u32 = 5;
 
 /// One node's figures: milliseconds, MiB, percent of a core.
-struct Case {
+struct ScaleCase {
     gpus: usize,
     pods: usize,
     holders: usize,
@@ -35,9 +35,9 @@ struct Case {
     resident: f64,
 }
 
-type Value = fn(&Case) -> f64;
+type ScaleValue = fn(&ScaleCase) -> f64;
 /// A factor that a cost may grow with.
-type Factor = (&'static str, Value);
+type Factor = (&'static str, ScaleValue);
 
 pub fn measure(bench: &Bench) {
     let mut cases = vec![];
@@ -65,7 +65,7 @@ fn holders(gpus: usize, pods: usize) -> usize {
     pods.div_ceil(5).min(gpus * SLOTS)
 }
 
-fn case(bench: &Bench, gpus: usize, count: usize) -> Case {
+fn case(bench: &Bench, gpus: usize, count: usize) -> ScaleCase {
     let driver = driver(gpus);
     let node = bench.empty_node();
     let shared = holders(gpus, count) > gpus;
@@ -118,7 +118,7 @@ fn case(bench: &Bench, gpus: usize, count: usize) -> Case {
             }
         }),
     );
-    Case {
+    ScaleCase {
         gpus,
         pods: count,
         holders: holders(gpus, count),
@@ -142,11 +142,11 @@ fn over(pid: u32, act: impl FnOnce()) -> (f64, f64) {
     (seconds, cpu.since() / seconds)
 }
 
-fn slopes(cases: &[Case]) {
+fn slopes(cases: &[ScaleCase]) {
     const SERIES: &[Factor] = &[("series", |case| case.series as f64)];
     const PODS: &[Factor] = &[("pod", |case| case.pods as f64)];
     const BOTH: &[Factor] = &[PODS[0], SERIES[0]];
-    let figures: [(&str, &str, &[Factor], Value); 7] = [
+    let figures: [(&str, &str, &[Factor], ScaleValue); 7] = [
         ("page", "bytes", SERIES, |case| case.bytes as f64),
         ("scrape, median", "µs", SERIES, |case| case.median * 1e3),
         ("processor time of a scrape, warm", "µs", SERIES, |case| case.warm * 1e3),
@@ -156,7 +156,7 @@ fn slopes(cases: &[Case]) {
         ("resident memory", "KiB", BOTH, |case| case.resident * 1024.0),
     ];
     for (figure, unit, factors, value) in figures {
-        let point = |case: &Case| (factors.iter().map(|(_, factor)| factor(case)).collect(), value(case));
+        let point = |case: &ScaleCase| (factors.iter().map(|(_, factor)| factor(case)).collect(), value(case));
         let points: Vec<Point> = cases.iter().map(point).collect();
         let line = Line::through(&points);
         let slopes: Vec<String> = factors
@@ -173,14 +173,14 @@ fn slopes(cases: &[Case]) {
     row("a change of pods with 1,000 pods on 8 GPUs, processor time", &format!("{:.1} ms", thousand.change), "≤ 10 ms");
 }
 
-fn table(cases: &[Case]) -> String {
+fn table(cases: &[ScaleCase]) -> String {
     let mut table = format!(
         "\nBy node size: {SCRAPES} scrapes on one connection; the idle column is without scrapes.\n\n\
          | GPUs | pods | holders | series | bytes | scrape median / p99 | scrape, warm | first scrape of a snapshot, gzip | \
          change of pods | idle | resident |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
     );
     for case in cases {
-        let Case { gpus, pods, holders, series, bytes, median, p99, warm, first, change, idle, resident } = case;
+        let ScaleCase { gpus, pods, holders, series, bytes, median, p99, warm, first, change, idle, resident } = case;
         let _ = writeln!(
             table,
             "| {gpus} | {pods} | {holders} | {series} | {bytes} | {median:.3} / {p99:.3} ms | {warm:.3} ms | \

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use crate::support::agent::{self, Answer, Page, Running, binary, post};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{add_pci_device, bind, pci_bus_id};
-use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, connect, node};
+pub use crate::support::kubelet::GPU;
+use crate::support::kubelet::{AdmissionOutcome, DeviceCount, KubeletNode, Options, asking_pod, connect, node};
 pub use crate::support::polling::until_true as until;
 use crate::support::sick_node::eight_gpus;
 
-pub const GPU: &str = "nvidia.com/gpu";
 pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "container=\"main\""];
 /// The condition file.
 pub const CONDITION: &str = "health.json";
@@ -36,7 +36,7 @@ pub struct Setup {
 }
 
 pub struct Rig {
-    pub kubelet: Node,
+    pub kubelet: KubeletNode,
     pub driver: FakeNvml,
     setup: Setup,
     running: Option<Running>,
@@ -76,8 +76,7 @@ impl Rig {
         rig.begin();
         let offered = |status: &BTreeMap<String, DeviceCount>| status.get(GPU).is_some_and(|gpu| gpu.allocatable == 8);
         until("eight devices at the kubelet", || offered(&rig.kubelet.node_status()));
-        let pod = PodSpec::new("team", "trainer").container(ContainerSpec::new("main").asks(GPU, 1));
-        assert_eq!(rig.kubelet.add_pod(pod).await, AdmissionOutcome::Running);
+        rig.kubelet.runs(asking_pod("trainer", GPU, 1)).await;
         rig
     }
 
@@ -249,8 +248,7 @@ impl Rig {
     fn guest(&mut self) -> (String, AdmissionOutcome) {
         self.guests += 1;
         let name = format!("guest-{}", self.guests);
-        let pod = PodSpec::new("team", &name).container(ContainerSpec::new("main").asks(GPU, 1));
-        let admission = wait_for(self.kubelet.add_pod(pod));
+        let admission = wait_for(self.kubelet.add_pod(asking_pod(&name, GPU, 1)));
         (name, admission)
     }
 
@@ -299,7 +297,7 @@ impl Rig {
 
     /// The number of devices of the running pod.
     pub fn devices_of_the_pod(&self) -> usize {
-        self.kubelet.devices_of("team", "trainer", "main").len()
+        self.kubelet.held("trainer").len()
     }
 
     pub fn healthy_devices(&self) -> usize {

@@ -3,27 +3,22 @@
 use crate::support::agent::{self, ended};
 use crate::support::demo::Demo;
 use crate::support::polling::{until, until_true};
-use serde_json::Value;
 
 fn command(arguments: &[&str], demo: &Demo) -> (i32, String) {
     let socket = demo.admin_socket();
     ended(&[arguments, &["--admin-socket", socket.to_str().unwrap()]].concat())
 }
 
-fn node(demo: &Demo) -> Value {
-    serde_json::from_str(&demo.running.get("/api/v1/node").body).unwrap()
-}
-
 /// Of GPU 3.
 fn uuid(demo: &Demo) -> String {
-    let node = node(demo);
+    let node = demo.running.node();
     let gpus = node["hardware"]["inventory"]["gpus"].as_object().unwrap();
     gpus.iter().find(|(_, gpu)| gpu["index"] == 3).expect("eight GPUs").0.clone()
 }
 
 /// The reasons why GPU 3 is unhealthy.
 fn causes(demo: &Demo) -> Vec<String> {
-    let node = node(demo);
+    let node = demo.running.node();
     let causes = node["health"]["gpus"][uuid(demo)]["whole"]["causes"].as_array().unwrap();
     causes.iter().map(|cause| cause["detail"].as_str().unwrap().to_owned()).collect()
 }

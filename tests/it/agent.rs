@@ -10,21 +10,21 @@ use std::process::{Command, Stdio};
 
 use crate::support::agent::{Page, Running, agent, binary, ended};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{ListedDevice, Node, Options, holding_pod, node};
-use crate::support::plugin_harness::{counts, sockets};
+use crate::support::kubelet::{GPU, KubeletNode, ListedDevice, Options, holding_pod, node};
+use crate::support::plugin_harness::sockets;
 use crate::support::sick_node::eight_gpus;
 use crate::support::test_data::uuid;
 use serde_json::Value;
 
 /// A kubelet that offers the eight GPUs; pod `trainer` holds GPU 1.
-async fn one_holder() -> Node {
+async fn one_holder() -> KubeletNode {
     let node = node(Options::default()).await;
     node.set_devices("nvidia.com/gpu", (0..8).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
-    node.set_pods(vec![holding_pod("trainer", &uuid(1))]);
+    node.set_pods(vec![holding_pod("trainer", GPU, &uuid(1))]);
     node
 }
 
-fn with_driver(node: &Node, driver: &FakeNvml) -> Running {
+fn with_driver(node: &KubeletNode, driver: &FakeNvml) -> Running {
     agent(node.root.path(), &["--sample-interval", "100ms"], &driver.env())
 }
 
@@ -284,7 +284,7 @@ fn the_catalogue_is_printed_from_the_code() {
 async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
     let mut running = with_driver(&node, &driver);
-    counts(&node, "nvidia.com/gpu", 8, 8).await;
+    node.counts("nvidia.com/gpu", 8, 8).await;
     running.until("the same on the page", |page| {
         page.value("podmeter_plugin_registered", &[]) == Some(1.0)
             && page.value("podmeter_plugin_devices", &["health=\"healthy\""]) == Some(8.0)

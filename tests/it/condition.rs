@@ -12,55 +12,6 @@ use crate::support::polling::until_true;
 
 const RECIPE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/node-problem-detector");
 
-fn ended(program: &Path, arguments: &[&str]) -> (i32, String) {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(error, "", "{arguments:?}");
-    (output.status.code().unwrap(), text.into_owned())
-}
-
-fn health(arguments: &[&str]) -> (i32, String) {
-    ended(&agent::binary(), &[&["health"], arguments].concat())
-}
-
-fn plugin(file: &str) -> (i32, String) {
-    ended(Path::new("/bin/sh"), &[&format!("{RECIPE}/podmeter-gpu-problem.sh"), file])
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
-}
-
-/// The path of a file that an agent has written, and its text.
-fn written_by_an_agent(directory: &Path) -> (String, String) {
-    let file = directory.join("health.json").to_str().unwrap().to_owned();
-    let running = agent::agent(directory, &["--hardware=simulated", "--condition-file", &file], &[]);
-    until_true("a healthy node", || health(&["--file", &file]).0 == 0);
-    drop(running);
-    let text = std::fs::read_to_string(&file).unwrap();
-    (file, text)
-}
-
-/// The file with another status and age, line by line as the agent writes it.
-fn with_status(written: &str, status: &str, age_seconds: i64) -> String {
-    let field = |name: &str| serde_json::from_str::<Value>(written).unwrap()[name].as_u64().unwrap();
-    let begin = now().checked_add_signed(-age_seconds).unwrap();
-    written
-        .replace("\"status\": \"healthy\"", &format!("\"status\": \"{status}\""))
-        .replace(&format!("\"written\": {}", field("written")), &format!("\"written\": {begin}"))
-        .replace(&format!("\"until\": {}", field("until")), &format!("\"until\": {}", begin + 60))
-        .replace("8 GPUs are healthy", "GPU 3 (GPU-1): xid since 2026-01-01T00:00:00Z; pods a/b, a/c")
-}
-
-/// Both checks must give this code, and one line with this part.
-fn both_checks_say(file: &str, text: &str, code: i32, part: &str) {
-    std::fs::write(file, text).unwrap();
-    for (code_of_check, line) in [plugin(file), health(&["-o", "npd", "--file", file])] {
-        assert_eq!(code_of_check, code, "{text}: {line}");
-        assert!(line.contains(part) && line.lines().count() == 1, "{text}: {line}");
-    }
-}
-
 #[test]
 fn the_agent_writes_a_file_that_both_checks_judge_by_its_status_and_age() {
     let directory = tempfile::tempdir().unwrap();
@@ -140,5 +91,53 @@ fn the_configuration_of_the_plugin_is_valid() {
     let component = std::fs::read_to_string(format!("{RECIPE}/kustomization.yaml")).unwrap();
     for path in ["/podmeter/podmeter-gpu-problem.json", "mountPath: /podmeter", "mountPath: /run/podmeter"] {
         assert!(component.contains(path), "{path}");
+    }
+}
+
+fn ended(program: &Path, arguments: &[&str]) -> (i32, String) {
+    let (code, out, err) = agent::output(program, arguments);
+    assert_eq!(err, "", "{arguments:?}");
+    (code, out)
+}
+
+fn health(arguments: &[&str]) -> (i32, String) {
+    ended(&agent::binary(), &[&["health"], arguments].concat())
+}
+
+fn plugin(file: &str) -> (i32, String) {
+    ended(Path::new("/bin/sh"), &[&format!("{RECIPE}/podmeter-gpu-problem.sh"), file])
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+/// The path of a file that an agent has written, and its text.
+fn written_by_an_agent(directory: &Path) -> (String, String) {
+    let file = directory.join("health.json").to_str().unwrap().to_owned();
+    let running = agent::agent(directory, &["--hardware=simulated", "--condition-file", &file], &[]);
+    until_true("a healthy node", || health(&["--file", &file]).0 == 0);
+    drop(running);
+    let text = std::fs::read_to_string(&file).unwrap();
+    (file, text)
+}
+
+/// The file with another status and age, line by line as the agent writes it.
+fn with_status(written: &str, status: &str, age_seconds: i64) -> String {
+    let field = |name: &str| serde_json::from_str::<Value>(written).unwrap()[name].as_u64().unwrap();
+    let begin = now().checked_add_signed(-age_seconds).unwrap();
+    written
+        .replace("\"status\": \"healthy\"", &format!("\"status\": \"{status}\""))
+        .replace(&format!("\"written\": {}", field("written")), &format!("\"written\": {begin}"))
+        .replace(&format!("\"until\": {}", field("until")), &format!("\"until\": {}", begin + 60))
+        .replace("8 GPUs are healthy", "GPU 3 (GPU-1): xid since 2026-01-01T00:00:00Z; pods a/b, a/c")
+}
+
+/// Both checks must give this code, and one line with this part.
+fn both_checks_say(file: &str, text: &str, code: i32, part: &str) {
+    std::fs::write(file, text).unwrap();
+    for (code_of_check, line) in [plugin(file), health(&["-o", "npd", "--file", file])] {
+        assert_eq!(code_of_check, code, "{text}: {line}");
+        assert!(line.contains(part) && line.lines().count() == 1, "{text}: {line}");
     }
 }

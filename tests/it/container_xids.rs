@@ -2,7 +2,7 @@
 
 use crate::support::agent;
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{ListedDevice, Options, holding_pod, node};
+use crate::support::kubelet::{GPU, ListedDevice, Options, holding_pod, node};
 use crate::support::test_data::uuid;
 use serde_json::json;
 
@@ -15,7 +15,11 @@ async fn an_xid_is_the_one_holders_or_unattributed() {
     let [alone, one, two] = [format!("{}::0", uuid(0)), format!("{}::0", uuid(1)), format!("{}::1", uuid(1))];
     let offered = [&alone, &one, &two].map(|id| ListedDevice::new(id));
     node.set_devices("nvidia.com/gpu", offered.into());
-    node.set_pods(vec![holding_pod("alone", &alone), holding_pod("one", &one), holding_pod("two", &two)]);
+    node.set_pods(vec![
+        holding_pod("alone", GPU, &alone),
+        holding_pod("one", GPU, &one),
+        holding_pod("two", GPU, &two),
+    ]);
     let driver = FakeNvml::start(json!({ "gpus": [{}, {}] }));
     let flags = ["--device-plugin", "off", "--sample-interval", "100ms", "--refresh-interval", "1s"];
     let running = agent::agent(node.root.path(), &flags, &driver.env());
@@ -30,7 +34,7 @@ async fn an_xid_is_the_one_holders_or_unattributed() {
     let of_class = [shared.as_str(), "class=\"contained_memory\""];
     running.until("the shared GPU's XID", |page| page.value("podmeter_xid_errors_total", &of_class) == Some(1.0));
     driver.update(|state| state["gpus"][0]["events"] = json!([{ "sequence": 1, "xid": 13, "count": 3 }]));
-    let alone = ["pod=\"alone\"", "xid=\"13\"", "namespace=\"team-a\"", "container=\"main\"", "class=\"application\""];
+    let alone = ["pod=\"alone\"", "xid=\"13\"", "namespace=\"team\"", "container=\"main\"", "class=\"application\""];
     let page = running.until("the one holder's XIDs", |page| page.value(COUNTS, &alone) == Some(3.0));
     assert_eq!(page.count(COUNTS, &["xid=\"94\""]), 0, "two holders");
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::support::dashboards::{Query, catalogue, family, panels, queries, read, selectors};
+use crate::support::dashboards::{PanelQuery, catalogue, family, panels, queries, read, selectors};
 
 /// From the scrape or from Prometheus, on every series.
 const SCRAPE_LABELS: [&str; 4] = ["job", "cluster", "node", "exported_pod"];
@@ -131,7 +131,7 @@ fn every_panel_has_a_description() {
 #[test]
 fn every_query_uses_existing_metrics_with_the_function_of_their_kind() {
     let (catalogue, mut breaches) = (catalogue(), Breaches::default());
-    for Query { place, expression, instant, .. } in queries() {
+    for PanelQuery { place, expression, instant, .. } in queries() {
         let at = format!("{place}: {expression}");
         let mut check = |holds: bool, rule: &str| breaches.check(&at, holds, rule);
         let found = selectors(&expression);
@@ -164,7 +164,7 @@ fn every_query_uses_existing_metrics_with_the_function_of_their_kind() {
 #[test]
 fn every_query_and_its_legend_name_labels_of_their_metrics() {
     let (catalogue, mut breaches) = (catalogue(), Breaches::default());
-    for Query { place, expression, legend, .. } in queries() {
+    for PanelQuery { place, expression, legend, .. } in queries() {
         let at = format!("{place}: {expression}");
         let mut check = |holds: bool, rule: &str| breaches.check(&at, holds, rule);
         let found = selectors(&expression);

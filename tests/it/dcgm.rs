@@ -1,17 +1,17 @@
 //! For readers of dcgm-exporter's names: what the documentation promises them, and that they find their data.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::agent::Running;
 use crate::support::polling::until_true;
 use crate::support::test_data::{self, LedgerNode};
-use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess, Retention};
-use podmeter::domain::holders::{HoldingKey, Holdings};
+use podmeter::domain::attribution::{DeviceProcesses, OwnedProcess};
+use podmeter::domain::holders::HoldingKey;
 use podmeter::domain::model::{
-    ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState,
-    Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, SharingForm, Snapshot, Stamped, UnixSeconds,
+    ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, HardwareSource, HardwareState, Medium, MemoryUse,
+    Moment, Monotonic, Owner, SharingForm, Snapshot, Stamped, UnixSeconds,
 };
 use podmeter::serve::metrics::dcgm::{self, Generation};
 use podmeter::serve::metrics::{self, Format, catalogue};
@@ -27,84 +27,6 @@ const PODS: [(&str, &str, f64, u64); 3] =
 
 fn board() -> Gpu {
     Gpu { memory_bytes: Some(81_920 * MEBIBYTE), mig_enabled: Some(false), ..Gpu::listed(GPU.into(), 0) }
-}
-
-/// The load begins a second after the agent.
-fn at(seconds: f64) -> Monotonic {
-    Monotonic::from_millis(1000 + (seconds * 1000.0) as u64)
-}
-
-/// After `seconds` of the guide's load.
-fn readings(seconds: f64) -> DeviceReadings {
-    let at = at(seconds);
-    let used = 64_512 * MEBIBYTE;
-    let memory = MemoryUse { used, free: 17_408 * MEBIBYTE, reserved: None, total: 81_920 * MEBIBYTE };
-    let gpm = GpmRatios { graphics_engine_active: Some(0.9), ..GpmRatios::default() };
-    DeviceReadings {
-        totals: DeviceTotals {
-            complete_until: at,
-            busy_seconds: Some(0.9 * seconds),
-            energy_joules: Some(520.0 * seconds),
-            ..DeviceTotals::default()
-        },
-        fast: Some(Stamped {
-            at,
-            value: Fast { utilization_ratio: Some(0.9), power_watts: Some(520.0), ..Fast::default() },
-        }),
-        medium: Some(Stamped { at, value: Medium { memory: Some(memory), gpm, ..Medium::default() } }),
-        ..DeviceReadings::default()
-    }
-}
-
-fn processes(seconds: f64) -> DeviceProcesses {
-    let process = |(pid, owner, sm_seconds, memory): (u32, Owner, f64, u64)| OwnedProcess {
-        memory_bytes: Some(memory * MEBIBYTE),
-        ..test_data::process(pid, owner, sm_seconds * seconds / SECONDS)
-    };
-    let of_pods = (1..).zip(PODS).map(|(pid, (pod, namespace, sm_seconds, memory))| {
-        (pid, Owner::Container(ContainerRef::new(namespace, pod, "main")), sm_seconds, memory)
-    });
-    let host = (9, Owner::Host, 1.0, 512);
-    test_data::processes(of_pods.chain([host]).map(process))
-}
-
-/// The guide's scenario, through the ledger, on the page.
-fn page() -> String {
-    let mut node = LedgerNode::new(test_data::inventory([board()]), Duration::from_secs(60));
-    for (slot, (pod, namespace, ..)) in PODS.iter().enumerate() {
-        let container = ContainerRef::new(namespace, pod, "main");
-        let holding = test_data::holding(&format!("{GPU}::{slot}"), SharingForm::TimeSlicing, 0.25);
-        node.holdings.by_key.insert(HoldingKey { container, gpu: GPU.into(), mig: None }, holding);
-    }
-    let mut snapshot = Snapshot::default();
-    for seconds in [0.0, SECONDS] {
-        node.readings = [(GPU.into(), Arc::new(readings(seconds)))].into();
-        node.processes = [(GPU.into(), processes(seconds))].into();
-        let now = Moment { monotonic: at(seconds), unix: UnixSeconds(1e9 + seconds) };
-        let output = node.advance(now);
-        snapshot = Snapshot {
-            at: now,
-            hardware: Arc::new(HardwareState {
-                source: HardwareSource::Nvml,
-                inventory: Arc::new(node.inventory.clone()),
-                readings: node.readings.clone(),
-                ..HardwareState::default()
-            }),
-            accounts: output.accounts,
-            unattributed: output.unattributed,
-            ..Snapshot::default()
-        };
-    }
-    let mut page = vec![];
-    metrics::write(&snapshot, Format::Dcgm(Generation::Old), &mut page).unwrap();
-    String::from_utf8(page).unwrap()
-}
-
-/// The block of the guide whose fence is `text` and this.
-fn block(kind: &str) -> Vec<&'static str> {
-    let mut lines = GUIDE.lines().skip_while(|line| line.trim_end() != format!("```text{kind}"));
-    lines.next().unwrap_or_else(|| panic!("a block of {kind:?}"));
-    lines.take_while(|line| *line != "```").collect()
 }
 
 #[test]
@@ -239,4 +161,82 @@ fn readers_of_whole_gpus_find_their_data() {
 #[test]
 fn readers_of_shared_gpus_find_their_data() {
     readers_find_their_data("8xh100-timesliced", &[READERS]);
+}
+
+/// The load begins a second after the agent.
+fn at(seconds: f64) -> Monotonic {
+    Monotonic::from_millis(1000 + (seconds * 1000.0) as u64)
+}
+
+/// After `seconds` of the guide's load.
+fn readings(seconds: f64) -> DeviceReadings {
+    let at = at(seconds);
+    let used = 64_512 * MEBIBYTE;
+    let memory = MemoryUse { used, free: 17_408 * MEBIBYTE, reserved: None, total: 81_920 * MEBIBYTE };
+    let gpm = GpmRatios { graphics_engine_active: Some(0.9), ..GpmRatios::default() };
+    DeviceReadings {
+        totals: DeviceTotals {
+            complete_until: at,
+            busy_seconds: Some(0.9 * seconds),
+            energy_joules: Some(520.0 * seconds),
+            ..DeviceTotals::default()
+        },
+        fast: Some(Stamped {
+            at,
+            value: Fast { utilization_ratio: Some(0.9), power_watts: Some(520.0), ..Fast::default() },
+        }),
+        medium: Some(Stamped { at, value: Medium { memory: Some(memory), gpm, ..Medium::default() } }),
+        ..DeviceReadings::default()
+    }
+}
+
+fn processes(seconds: f64) -> DeviceProcesses {
+    let process = |(pid, owner, sm_seconds, memory): (u32, Owner, f64, u64)| OwnedProcess {
+        memory_bytes: Some(memory * MEBIBYTE),
+        ..test_data::process(pid, owner, sm_seconds * seconds / SECONDS)
+    };
+    let of_pods = (1..).zip(PODS).map(|(pid, (pod, namespace, sm_seconds, memory))| {
+        (pid, Owner::Container(ContainerRef::new(namespace, pod, "main")), sm_seconds, memory)
+    });
+    let host = (9, Owner::Host, 1.0, 512);
+    test_data::processes(of_pods.chain([host]).map(process))
+}
+
+/// The guide's scenario, through the ledger, on the page.
+fn page() -> String {
+    let mut node = LedgerNode::new(test_data::inventory([board()]), Duration::from_secs(60));
+    for (slot, (pod, namespace, ..)) in PODS.iter().enumerate() {
+        let container = ContainerRef::new(namespace, pod, "main");
+        let holding = test_data::holding(&format!("{GPU}::{slot}"), SharingForm::TimeSlicing, 0.25);
+        node.holdings.by_key.insert(HoldingKey { container, gpu: GPU.into(), mig: None }, holding);
+    }
+    let mut snapshot = Snapshot::default();
+    for seconds in [0.0, SECONDS] {
+        node.readings = [(GPU.into(), Arc::new(readings(seconds)))].into();
+        node.processes = [(GPU.into(), processes(seconds))].into();
+        let now = Moment { monotonic: at(seconds), unix: UnixSeconds(1e9 + seconds) };
+        let output = node.advance(now);
+        snapshot = Snapshot {
+            at: now,
+            hardware: Arc::new(HardwareState {
+                source: HardwareSource::Nvml,
+                inventory: Arc::new(node.inventory.clone()),
+                readings: node.readings.clone(),
+                ..HardwareState::default()
+            }),
+            accounts: output.accounts,
+            unattributed: output.unattributed,
+            ..Snapshot::default()
+        };
+    }
+    let mut page = vec![];
+    metrics::write(&snapshot, Format::Dcgm(Generation::Old), &mut page).unwrap();
+    String::from_utf8(page).unwrap()
+}
+
+/// The block of the guide whose fence is `text` and this.
+fn block(kind: &str) -> Vec<&'static str> {
+    let mut lines = GUIDE.lines().skip_while(|line| line.trim_end() != format!("```text{kind}"));
+    lines.next().unwrap_or_else(|| panic!("a block of {kind:?}"));
+    lines.take_while(|line| *line != "```").collect()
 }

@@ -4,7 +4,6 @@ use crate::support::agent;
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use crate::support::demo::Demo;
@@ -20,48 +19,6 @@ use podmeter::domain::model::HardwareSource;
 use podmeter::hardware::nvml::LibrarySearch;
 use podmeter::simulation::kubelet::ListedDevice;
 use serde_json::{Value, json};
-
-/// As of an agent with these directories and nothing else.
-fn settings(root: &Path) -> DoctorSettings {
-    let text = format!("kubeletRoot: {0}\nhardware: none\nnodeName: node\npodLogsRoot: {0}/logs\n", root.display());
-    let mut node = check_text(&text).unwrap();
-    (node.admin_socket, node.listen, node.kubelet.deadline) = (None, vec![], PATIENCE);
-    (node.kubelet.claim_directories.cdi, node.kubelet.claim_directories.proc) = (root.join("cdi"), root.join("proc"));
-    DoctorSettings { remote: None, driver_deadline: PATIENCE, node }
-}
-
-/// For sockets and drivers that do not answer.
-fn impatient(root: &Path) -> DoctorSettings {
-    let mut settings = settings(root);
-    settings.node.kubelet.deadline = Duration::from_secs(2);
-    DoctorSettings { driver_deadline: Duration::from_secs(2), ..settings }
-}
-
-fn check<'a>(report: &'a DoctorReport, id: &str) -> &'a Check {
-    report.checks.iter().find(|check| check.id == id).expect(id)
-}
-
-fn doctor(arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(agent::binary()).arg("doctor").args(arguments).output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-}
-
-fn files(directory: &Path) -> Vec<PathBuf> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    files
-}
-
-/// With the flags of the demo's own agent.
-fn doctor_of(demo: &Demo, more: &[&str]) -> (i32, String, String) {
-    let flags = [("--kubelet-root", ""), ("--proc-root", "node/proc"), ("--pod-logs-root", "node/pods")];
-    let paths = flags.map(|(flag, path)| [flag.to_owned(), demo.root().join(path).to_str().unwrap().to_owned()]);
-    let paths = paths.as_flattened().iter().map(String::as_str);
-    let socket = demo.admin_socket();
-    let others = ["--admin-socket", socket.to_str().unwrap(), "--hardware", "simulated", "--device-plugin", "on"];
-    doctor(&paths.chain(others).chain(more.iter().copied()).collect::<Vec<_>>())
-}
 
 #[test]
 fn the_demo_passes_every_check_and_stays_unchanged_and_the_report_in_json_has_its_schema() {
@@ -194,4 +151,44 @@ async fn a_driver_that_hangs_is_left_behind() {
     assert!(driver.status == CheckStatus::Failed && driver.found == "did not answer within 2 s", "{driver:?}");
     assert_eq!(check(&report, "device_answers").status, CheckStatus::Skipped);
     fake.set(json!({"gpus": [{}]}));
+}
+
+/// As of an agent with these directories and nothing else.
+fn settings(root: &Path) -> DoctorSettings {
+    let text = format!("kubeletRoot: {0}\nhardware: none\nnodeName: node\npodLogsRoot: {0}/logs\n", root.display());
+    let mut node = check_text(&text).unwrap();
+    (node.admin_socket, node.listen, node.kubelet.deadline) = (None, vec![], PATIENCE);
+    (node.kubelet.claim_directories.cdi, node.kubelet.claim_directories.proc) = (root.join("cdi"), root.join("proc"));
+    DoctorSettings { remote: None, driver_deadline: PATIENCE, node }
+}
+
+/// For sockets and drivers that do not answer.
+fn impatient(root: &Path) -> DoctorSettings {
+    let mut settings = settings(root);
+    settings.node.kubelet.deadline = Duration::from_secs(2);
+    DoctorSettings { driver_deadline: Duration::from_secs(2), ..settings }
+}
+
+fn check<'a>(report: &'a DoctorReport, id: &str) -> &'a Check {
+    report.checks.iter().find(|check| check.id == id).expect(id)
+}
+
+fn doctor(arguments: &[&str]) -> (i32, String, String) {
+    agent::output(&agent::binary(), &[&["doctor"], arguments].concat())
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// With the flags of the demo's own agent.
+fn doctor_of(demo: &Demo, more: &[&str]) -> (i32, String, String) {
+    let flags = [("--kubelet-root", ""), ("--proc-root", "node/proc"), ("--pod-logs-root", "node/pods")];
+    let paths = flags.map(|(flag, path)| [flag.to_owned(), demo.root().join(path).to_str().unwrap().to_owned()]);
+    let paths = paths.as_flattened().iter().map(String::as_str);
+    let socket = demo.admin_socket();
+    let others = ["--admin-socket", socket.to_str().unwrap(), "--hardware", "simulated", "--device-plugin", "on"];
+    doctor(&paths.chain(others).chain(more.iter().copied()).collect::<Vec<_>>())
 }

@@ -5,12 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, Retention};
-use podmeter::domain::holders::{HoldingKey, Holdings};
-use podmeter::domain::model::{
-    ContainerRef, DeviceReadings, Fast, Gpu, GpuUuid, Inventory, Moment, Monotonic, SharingForm, UnattributedReason,
-    UnixSeconds,
-};
+use podmeter::domain::attribution::LedgerOutput;
+use podmeter::domain::model::{ContainerRef, Fast, Gpu, Monotonic, SharingForm, UnattributedReason};
 use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
 use proptest::prelude::*;
 
@@ -23,6 +19,24 @@ const STALENESS: Staleness =
 /// What the board draws idle, and what full load adds.
 const IDLE_WATTS: u64 = 70;
 const LOAD_WATTS: u64 = 600;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn busy_idle_and_uncovered_are_all_time_and_no_silence_is_idle(
+        by_process in any::<bool>(),
+        first in 0_usize..4,
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        let mut gpu = InterruptedGpu::new(by_process);
+        gpu.hold(first);
+        gpu.is_steady = true;
+        for step in &steps {
+            gpu.act(step)?;
+        }
+    }
+}
 
 #[derive(Clone, Debug)]
 enum GpuStep {
@@ -199,9 +213,7 @@ impl InterruptedGpu {
                 .map(|(pod, share)| (*pod, SharingForm::TimeSlicing, *share))
                 .collect(),
         };
-        let held = |(pod, sharing, share): (&str, SharingForm, f64)| {
-            (key(pod, GPU), holding(GPU, sharing, share))
-        };
+        let held = |(pod, sharing, share): (&str, SharingForm, f64)| (key(pod, GPU), holding(GPU, sharing, share));
         self.node.holdings.by_key = holders.into_iter().map(held).collect();
         self.observe();
     }
@@ -314,23 +326,5 @@ impl InterruptedGpu {
         let most = IDLE_WATTS as f64 * self.now as f64 / 1e3;
         prop_assert!(idle <= most + 1e-6, "{idle} J of idle power, of at most {most}");
         Ok(())
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
-
-    #[test]
-    fn busy_idle_and_uncovered_are_all_time_and_no_silence_is_idle(
-        by_process in any::<bool>(),
-        first in 0_usize..4,
-        steps in prop::collection::vec(step(), 1..40),
-    ) {
-        let mut gpu = InterruptedGpu::new(by_process);
-        gpu.hold(first);
-        gpu.is_steady = true;
-        for step in &steps {
-            gpu.act(step)?;
-        }
     }
 }

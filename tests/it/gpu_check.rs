@@ -12,160 +12,10 @@ use crate::support::fake_nvml::FakeNvml;
 use serde_json::{Value, json};
 
 /// One busy H100, as nvidia-smi would put it.
-const ANSWERS: &str = r#"
-uuid=GPU-00000000-0000-0000-0000-000000000000
-gpu_uuid=GPU-00000000-0000-0000-0000-000000000000
-index=0
-name=NVIDIA H100 80GB HBM3
-pci.bus_id=00000000:10:00.0
-vbios_version=96.00.74.00.01
-compute_cap=9.0
-driver_version=580.95.05
-temperature.gpu=61
-temperature.memory=72
-memory.total=81559
-memory.reserved=625
-memory.used=3072
-memory.free=77862
-power.draw=300.00
-enforced.power.limit=700.00
-clocks.current.sm=1755
-clocks.current.memory=2619
-clocks.current.graphics=1755
-clocks.current.video=765
-utilization.gpu=50
-utilization.memory=20
-utilization.encoder=0
-pstate=P0
-fan.speed=[N/A]
-pcie.link.gen.current=5
-pcie.link.gen.max=5
-pcie.link.width.current=16
-pcie.link.width.max=16
-ecc.errors.corrected.volatile.total=5
-ecc.errors.uncorrected.volatile.total=1
-ecc.errors.corrected.aggregate.total=9
-ecc.errors.uncorrected.aggregate.total=2
-retired_pages.single_bit_ecc.count=[N/A]
-retired_pages.double_bit.count=[N/A]
-retired_pages.pending=[N/A]
-mig.mode.current=Disabled
-remapped_rows.correctable=1
-remapped_rows.uncorrectable=2
-remapped_rows.pending=1
-remapped_rows.failure=0
-"#;
+const ANSWERS: &str = include_str!("../data/nvidia-smi-h100.txt");
 
 /// Rejects a field that it does not have, as the real one does.
-const NVIDIA_SMI: &str = r#"#!/usr/bin/env bash
-folder=${BASH_SOURCE%/*}
-# answer FIELD
-answer() {
-    while IFS='=' read -r name text; do
-        if [ "$name" = "$1" ]; then printf '%s' "$text"; fi
-    done <"$folder/answers"
-}
-case $1 in
--L)
-    printf 'GPU 0: %s (UUID: %s)\n' "$(answer name)" "$(answer uuid)"
-    exit
-    ;;
---query-*=*) IFS=, read -ra fields <<<"${1#*=}" ;;
-*) echo "unexpected: $*" >&2 && exit 1 ;;
-esac
-[ "$2" = --format=csv,noheader,nounits ] || exit 1
-row=''
-for field in "${fields[@]}"; do
-    value=$(answer "$field")
-    if [ -z "$value" ]; then
-        printf 'Field "%s" is not a valid field to query.\n' "$field"
-        exit 2
-    fi
-    row+="${row:+, }$value"
-done
-printf '%s\n' "$row"
-"#;
-
-fn busy_h100() -> Value {
-    json!({"gpus": [{
-        "utilization": {"gpu": 50, "memory": 20}, "power_milliwatts": 300_000,
-        "memory": {"used_bytes": 3_221_225_472_u64}, "temperatures": {"gpu": 61, "memory": 72},
-        "clocks": {"sm": 1755, "graphics": 1755},
-        "ecc": {
-            "volatile": {"corrected": 5, "uncorrected": 1, "sram_corrected": 2},
-            "aggregate": {"corrected": 9, "uncorrected": 2}
-        },
-        "remapped_rows": {"correctable": 1, "uncorrectable": 2, "pending": true}
-    }]})
-}
-
-struct Checked {
-    code: i32,
-    printed: String,
-    report: String,
-    recording: Value,
-}
-
-impl Checked {
-    /// Value → nvidia-smi, podmeter and result, from the report.
-    fn rows(&self) -> BTreeMap<&str, [&str; 3]> {
-        let rows = self.report.lines().filter_map(|line| line.strip_prefix("| 0 | "));
-        rows.map(|row| {
-            let cells: Vec<_> = row.trim_end_matches('|').split('|').map(str::trim).collect();
-            (cells[0].trim_matches('`'), [cells[1], cells[2], cells[3]])
-        })
-        .collect()
-    }
-
-    fn but_same(&self) -> Vec<(&str, &str)> {
-        let results = self.rows().into_iter().map(|(name, [_, _, result])| (name, result));
-        results.filter(|(_, result)| *result != "same").collect()
-    }
-}
-
-/// Of the table of the cost: figure → column → value; and the text below it.
-fn cost(report: &str) -> (BTreeMap<&str, BTreeMap<&str, &str>>, &str) {
-    let section = report.split_once("\n## Cost\n").expect("the cost").1;
-    let (_, table) = section.split_once("\n| figure |").expect("a table");
-    let (table, rest) = table.split_once("\n\n").expect("more");
-    let mut lines = table.lines().map(|line| line.trim_matches('|').split('|').map(str::trim));
-    let columns: Vec<_> = lines.next().expect("columns").collect();
-    let rows = lines.skip(1).map(|mut row| (row.next().expect("a figure"), columns.iter().copied().zip(row).collect()));
-    (rows.collect(), rest)
-}
-
-fn program(folder: &Path, name: &str, text: &str) -> PathBuf {
-    let program = folder.join(name);
-    fs::write(&program, text).expect("written");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("made a program");
-    program
-}
-
-/// The script beside an nvidia-smi that gives these answers, in a folder where the arguments name programs.
-fn check(answers: &str, arguments: &[&str]) -> Checked {
-    let (driver, folder) = (FakeNvml::start(busy_h100()), tempfile::tempdir().expect("a temporary folder"));
-    fs::write(folder.path().join("answers"), answers).expect("written");
-    program(folder.path(), "nvidia-smi", NVIDIA_SMI);
-    program(folder.path(), "device-plugin", "#!/bin/sh\necho 'no such flag' >&2\nexit 1\n");
-    program(folder.path(), "exporter", "#!/bin/sh\necho 'INFO: Start the exporter on node' >&2\nexec sleep 600\n");
-    let report = folder.path().join("report.md");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/gpu-check");
-    let mut command = Command::new(script);
-    // A tenth of it is tolerated, which a busy machine may take between two scrapes.
-    command.args(["-s", "15", "-o"]).arg(&report).args(arguments).arg(agent::binary()).envs(driver.env());
-    command.current_dir(folder.path());
-    // Only what the script may count on, so that no GPU tool of this machine is found.
-    command.env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));
-    let output = command.output().expect("the script runs");
-    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    let recording = fs::read_to_string(folder.path().join("report.json")).expect("recorded");
-    Checked {
-        code: output.status.code().expect("not killed"),
-        report: fs::read_to_string(&report).unwrap_or_default(),
-        recording: serde_json::from_str(&recording).expect("JSON"),
-        printed,
-    }
-}
+const NVIDIA_SMI: &str = include_str!("../data/nvidia-smi.sh");
 
 #[test]
 fn nothing_differs_where_both_read_the_same_driver() {
@@ -247,4 +97,85 @@ fn the_image_and_the_check_have_the_same_settings() {
     let environment = file("deploy/image/environment");
     let settings: Vec<_> = environment.lines().filter(|line| !line.starts_with('#')).collect();
     assert!(file("scripts/gpu-check").contains(&format!("\nimage_settings={}\n", settings.join(" "))), "{settings:?}");
+}
+
+fn busy_h100() -> Value {
+    json!({"gpus": [{
+        "utilization": {"gpu": 50, "memory": 20}, "power_milliwatts": 300_000,
+        "memory": {"used_bytes": 3_221_225_472_u64}, "temperatures": {"gpu": 61, "memory": 72},
+        "clocks": {"sm": 1755, "graphics": 1755},
+        "ecc": {
+            "volatile": {"corrected": 5, "uncorrected": 1, "sram_corrected": 2},
+            "aggregate": {"corrected": 9, "uncorrected": 2}
+        },
+        "remapped_rows": {"correctable": 1, "uncorrectable": 2, "pending": true}
+    }]})
+}
+
+struct Checked {
+    code: i32,
+    printed: String,
+    report: String,
+    recording: Value,
+}
+
+impl Checked {
+    /// Value → nvidia-smi, podmeter and result, from the report.
+    fn rows(&self) -> BTreeMap<&str, [&str; 3]> {
+        let rows = self.report.lines().filter_map(|line| line.strip_prefix("| 0 | "));
+        rows.map(|row| {
+            let cells: Vec<_> = row.trim_end_matches('|').split('|').map(str::trim).collect();
+            (cells[0].trim_matches('`'), [cells[1], cells[2], cells[3]])
+        })
+        .collect()
+    }
+
+    fn but_same(&self) -> Vec<(&str, &str)> {
+        let results = self.rows().into_iter().map(|(name, [_, _, result])| (name, result));
+        results.filter(|(_, result)| *result != "same").collect()
+    }
+}
+
+/// Of the table of the cost: figure → column → value; and the text below it.
+fn cost(report: &str) -> (BTreeMap<&str, BTreeMap<&str, &str>>, &str) {
+    let section = report.split_once("\n## Cost\n").expect("the cost").1;
+    let (_, table) = section.split_once("\n| figure |").expect("a table");
+    let (table, rest) = table.split_once("\n\n").expect("more");
+    let mut lines = table.lines().map(|line| line.trim_matches('|').split('|').map(str::trim));
+    let columns: Vec<_> = lines.next().expect("columns").collect();
+    let rows = lines.skip(1).map(|mut row| (row.next().expect("a figure"), columns.iter().copied().zip(row).collect()));
+    (rows.collect(), rest)
+}
+
+fn program(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let program = folder.join(name);
+    fs::write(&program, text).expect("written");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("made a program");
+    program
+}
+
+/// The script beside an nvidia-smi that gives these answers, in a folder where the arguments name programs.
+fn check(answers: &str, arguments: &[&str]) -> Checked {
+    let (driver, folder) = (FakeNvml::start(busy_h100()), tempfile::tempdir().expect("a temporary folder"));
+    fs::write(folder.path().join("answers"), answers).expect("written");
+    program(folder.path(), "nvidia-smi", NVIDIA_SMI);
+    program(folder.path(), "device-plugin", "#!/bin/sh\necho 'no such flag' >&2\nexit 1\n");
+    program(folder.path(), "exporter", "#!/bin/sh\necho 'INFO: Start the exporter on node' >&2\nexec sleep 600\n");
+    let report = folder.path().join("report.md");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/gpu-check");
+    let mut command = Command::new(script);
+    // A tenth of it is tolerated, which a busy machine may take between two scrapes.
+    command.args(["-s", "15", "-o"]).arg(&report).args(arguments).arg(agent::binary()).envs(driver.env());
+    command.current_dir(folder.path());
+    // Only what the script may count on, so that no GPU tool of this machine is found.
+    command.env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()));
+    let output = command.output().expect("the script runs");
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let recording = fs::read_to_string(folder.path().join("report.json")).expect("recorded");
+    Checked {
+        code: output.status.code().expect("not killed"),
+        report: fs::read_to_string(&report).unwrap_or_default(),
+        recording: serde_json::from_str(&recording).expect("JSON"),
+        printed,
+    }
 }

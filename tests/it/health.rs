@@ -245,7 +245,7 @@ async fn the_day_of_the_demo_ends_as_it_began() {
             && page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]) == Some(1.0)
     });
 
-    let node: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+    let node = running.node();
     let index = |transition: &Value| {
         node["hardware"]["inventory"]["gpus"][transition["gpu"].as_str().unwrap()]["index"].as_u64()
     };

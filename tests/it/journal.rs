@@ -3,9 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
 
-use crate::support::agent::{Page, Running, binary, ended};
+use crate::support::agent::{Page, Running, binary, ended, output};
 use crate::support::polling::until_true;
 use podmeter::domain::model::UnixSeconds;
 use podmeter::journal::{AllocationRecord, Query, read_directory};
@@ -20,10 +19,9 @@ fn demo(directory: &Path, more: &[&str]) -> Running {
 
 /// Its output; it must succeed.
 fn usage(arguments: &[&str]) -> String {
-    let output = Command::new(binary()).arg("usage").args(arguments).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "usage {arguments:?}: {err}");
-    out.into_owned()
+    let (code, out, err) = output(&binary(), &[&["usage"], arguments].concat());
+    assert_eq!(code, 0, "usage {arguments:?}: {err}");
+    out
 }
 
 fn usage_json(arguments: &[&str]) -> Value {
@@ -94,8 +92,7 @@ fn usage_with_prices_has_the_cost_of_each_row_and_a_part_of_a_gpu_costs_its_part
         total += sum(row, &["cost"]);
     }
     assert!(near(&priced["total"]["cost"], total) && total > 0.0, "{priced}");
-    let other = Command::new(binary()).arg("usage").args(offline).args(["--price", "NVIDIA L4=2"]).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&other.stdout), String::from_utf8_lossy(&other.stderr));
+    let (_, out, err) = output(&binary(), &[&["usage"], &offline[..], &["--price", "NVIDIA L4=2"]].concat());
     assert!(
         err.contains("no --price matches NVIDIA H100") && out.contains("COST") && !out.contains("0.000\n"),
         "{out}{err}"

@@ -1,107 +1,23 @@
 //! The kubelet client against a fake kubelet on real sockets, and against other servers on its socket.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{
-    AdmissionOutcome, Claim, ContainerSpec, Gates, ListedDevice, Method, Node, Options, PodSpec, client_settings,
-    memory_block, node,
+    AdmissionOutcome, Claim, ContainerSpec, GPU, Gates, KubeletNode, ListedDevice, Method, Options, PodSpec,
+    holding_pod, memory_block, node,
 };
 use crate::support::polling::PATIENCE;
-use podmeter::clock::Clock;
-use podmeter::domain::model::{KubeletState, PodDirectory, PodRef};
-use podmeter::kubelet::{CallError, Client, KubeletSettings, PodSources, pods, start};
-use podmeter::tasks::Tasks;
+use crate::support::watched_kubelet::{DEADLINE, WatchedKubelet};
+use podmeter::domain::model::{KubeletState, PodRef};
+use podmeter::kubelet::{CallError, Client};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
-use tokio::sync::{Notify, watch};
 use tonic::Code;
-
-/// Past any answer of a kubelet that does not hang.
-const DEADLINE: Duration = Duration::from_secs(60);
-
-/// The watch as the agent runs it.
-struct Watching {
-    state: watch::Receiver<Arc<KubeletState>>,
-    /// `None`: the Pods API is not watched.
-    directory: Option<watch::Receiver<Arc<PodDirectory>>>,
-    allocated: Arc<Notify>,
-    _tasks: Tasks,
-}
-
-impl Watching {
-    fn start(root: &Path, refresh_interval: Duration) -> Self {
-        Self::start_beside(root, &root.join("device-plugins"), refresh_interval)
-    }
-
-    fn start_beside(root: &Path, device_plugins: &Path, refresh_interval: Duration) -> Self {
-        Self::with(root, device_plugins, refresh_interval, None, Tasks::default())
-    }
-
-    /// And the Pods API is watched, as the agent does.
-    fn start_with_pods_api(root: &Path, refresh_interval: Duration) -> Self {
-        let watched = pods::PodsSettings {
-            socket: root.join("pods-api/pods-api.sock"),
-            labels: vec![],
-            logs_root: root.join("no-pod-logs"),
-        };
-        let mut tasks = Tasks::default();
-        let PodSources { directory, .. } = pods::start(watched, Clock::start(), &mut tasks);
-        Self::with(root, &root.join("device-plugins"), refresh_interval, Some(directory), tasks)
-    }
-
-    fn with(
-        root: &Path,
-        device_plugins: &Path,
-        refresh_interval: Duration,
-        directory: Option<watch::Receiver<Arc<PodDirectory>>>,
-        mut tasks: Tasks,
-    ) -> Self {
-        let settings =
-            KubeletSettings { device_plugin_directory: device_plugins.to_owned(), ..client_settings(root, DEADLINE) };
-        let mut sources = PodSources::default();
-        if let Some(directory) = &directory {
-            sources.directory = directory.clone();
-        }
-        let kubelet = start(settings, Box::new(move || refresh_interval), sources, Clock::start(), &mut tasks);
-        Self { state: kubelet.states.clone(), directory, allocated: kubelet.allocated.clone(), _tasks: tasks }
-    }
-
-    /// Until the kubelet's answer has settled, and the Pods API, where it is watched, has listed all its pods.
-    async fn until_settled(&mut self) {
-        self.until("a settled answer", |state| state.settled).await;
-        if let Some(directory) = &mut self.directory {
-            let complete = directory.wait_for(|directory| directory.complete);
-            tokio::time::timeout(PATIENCE, complete).await.unwrap().unwrap();
-        }
-    }
-
-    async fn until(&mut self, what: &str, condition: impl Fn(&KubeletState) -> bool) -> Arc<KubeletState> {
-        let becomes = self.state.wait_for(|state| condition(state));
-        let Ok(state) = tokio::time::timeout(PATIENCE, becomes).await else {
-            panic!("never: {what}");
-        };
-        Arc::clone(&state.expect("the watch runs"))
-    }
-
-    async fn until_problem(&mut self, words: &[&str]) -> Arc<KubeletState> {
-        let state = self.until("a problem", |state| state.problem.is_some()).await;
-        let problem = state.problem.as_deref().unwrap_or_default();
-        for word in words {
-            assert!(problem.contains(word), "{word:?} in {problem:?}");
-        }
-        state
-    }
-}
 
 const SOON: Duration = Duration::from_millis(200);
 const NEVER: Duration = Duration::from_secs(3600);
-
-fn gpu_pod(name: &str, device: &str) -> PodSpec {
-    PodSpec::new("team", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", device, &[0]))
-}
 
 fn held(state: &KubeletState) -> Vec<String> {
     let allocations = state.allocations.as_deref().into_iter();
@@ -112,9 +28,9 @@ fn held(state: &KubeletState) -> Vec<String> {
     devices.collect()
 }
 
-async fn node_with(pods: &[(&str, &str)]) -> Node {
+async fn node_with(pods: &[(&str, &str)]) -> KubeletNode {
     let node = node(Options::default()).await;
-    node.set_pods(pods.iter().map(|(name, device)| gpu_pod(name, device)).collect());
+    node.set_pods(pods.iter().map(|(name, device)| holding_pod(name, GPU, device)).collect());
     node
 }
 
@@ -153,7 +69,7 @@ async fn a_file_in_the_sockets_place_is_named() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("pod-resources")).unwrap();
     std::fs::write(root.path().join("pod-resources/kubelet.sock"), "x").unwrap();
-    let mut watching = Watching::start(root.path(), SOON);
+    let mut watching = WatchedKubelet::start(root.path(), SOON);
     let state = watching.until_problem(&["is not a socket", "--pod-resources-socket"]).await;
     assert!(state.counters.errors["List"]["not_a_socket"] >= 1);
 }
@@ -174,7 +90,7 @@ async fn a_socket_that_answers_garbage_is_named_and_counted_as_malformed() {
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 4\r\n\r\nnope").await;
         }
     });
-    let mut watching = Watching::start(root.path(), SOON);
+    let mut watching = WatchedKubelet::start(root.path(), SOON);
     let state = watching.until_problem(&["does not serve PodResources", "kubelet.sock"]).await;
     assert!(state.counters.errors["List"]["malformed"] >= 1, "{:?}", state.counters.errors);
     garbage.abort();
@@ -185,7 +101,7 @@ async fn a_kubelet_restart_frees_nothing_that_is_still_held() {
     let node = node_with(&[]).await;
     node.set_claim(Claim::new("team", "all").device("gpu.nvidia.com", "node", "gpu-2", &["x/y=z"]));
     let container = ContainerSpec::new("main").holds("nvidia.com/gpu", "GPU-0", &[0]).claim("all");
-    node.set_pods(vec![PodSpec::new("team", "a").container(container), gpu_pod("b", "GPU-1")]);
+    node.set_pods(vec![PodSpec::new("team", "a").container(container), holding_pod("b", GPU, "GPU-1")]);
     let checkpoint = node.root.path().join("plugins/gpu.nvidia.com/checkpoint.json");
     std::fs::create_dir_all(checkpoint.parent().unwrap()).unwrap();
     let result = json!({"driver": "gpu.nvidia.com", "pool": "node", "device": "gpu-2", "adminAccess": true});
@@ -195,7 +111,7 @@ async fn a_kubelet_restart_frees_nothing_that_is_still_held() {
         let containers = state.allocations.iter().flat_map(|allocations| allocations.containers());
         containers.flat_map(|container| &container.claims).filter(|claim| claim.is_observer()).count()
     };
-    let mut watching = Watching::start(node.root.path(), SOON);
+    let mut watching = WatchedKubelet::start(node.root.path(), SOON);
     watching.until("settled", |state| state.settled && observers(state) == 1).await;
     std::fs::write(&checkpoint, "{").unwrap();
     let mut states = watching.state.clone();
@@ -223,7 +139,7 @@ async fn a_kubelet_restart_frees_nothing_that_is_still_held() {
 #[tokio::test]
 async fn a_new_kubelet_is_detected_by_its_socket_alone() {
     let node = node_with(&[("a", "GPU-0")]).await;
-    let mut watching = Watching::start(node.root.path(), NEVER);
+    let mut watching = WatchedKubelet::start(node.root.path(), NEVER);
     watching.until("settled", |state| state.settled).await;
     node.restart().unwrap();
     watching.until("reconnected", |state| state.counters.triggers["reconnect"] >= 1 && state.settled).await;
@@ -232,7 +148,7 @@ async fn a_new_kubelet_is_detected_by_its_socket_alone() {
 #[tokio::test]
 async fn a_rate_limit_is_counted_apart_and_waited_out() {
     let node = node_with(&[("a", "GPU-0")]).await;
-    let mut watching = Watching::start(node.root.path(), SOON);
+    let mut watching = WatchedKubelet::start(node.root.path(), SOON);
     watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
     node.fail(Method::List, Code::ResourceExhausted, "rejected by rate limit");
     let state = watching.until_problem(&["rate limit"]).await;
@@ -248,7 +164,7 @@ async fn a_disabled_gate_affects_allocatable_only() {
     let node = node_with(&[("a", "GPU-0")]).await;
     let text = "Pod Resources API GetAllocatableResources disabled";
     node.fail(Method::GetAllocatableResources, Code::Unknown, text);
-    let mut watching = Watching::start(node.root.path(), Duration::from_secs(1));
+    let mut watching = WatchedKubelet::start(node.root.path(), Duration::from_secs(1));
     let failures =
         |state: &KubeletState| state.counters.errors.get("GetAllocatableResources").map_or(0, |errors| errors["other"]);
     let state = watching.until("the failure", |state| failures(state) >= 1).await;
@@ -262,11 +178,11 @@ async fn a_disabled_gate_affects_allocatable_only() {
 #[tokio::test]
 async fn the_kubelet_is_called_at_most_twice_a_second_on_average() {
     let node = node_with(&[]).await;
-    let mut watching = Watching::start(node.root.path(), Duration::from_millis(10));
+    let mut watching = WatchedKubelet::start(node.root.path(), Duration::from_millis(10));
     watching.until("the first answer", |state| state.allocations.is_some()).await;
     let started = tokio::time::Instant::now();
     for round in 0..200 {
-        node.set_pods(vec![gpu_pod(&format!("p{round}"), "GPU-0")]);
+        node.set_pods(vec![holding_pod(&format!("p{round}"), GPU, "GPU-0")]);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let state = watching.until("the last pod", |state| held(state) == ["p199 GPU-0"]).await;
@@ -280,7 +196,7 @@ async fn the_kubelet_is_called_at_most_twice_a_second_on_average() {
 async fn a_method_that_a_kubelet_lacks_is_called_once() {
     let node = node_with(&[("a", "GPU-0")]).await;
     node.fail(Method::GetAllocatableResources, Code::Unimplemented, "unknown method");
-    let mut watching = Watching::start(node.root.path(), SOON);
+    let mut watching = WatchedKubelet::start(node.root.path(), SOON);
     let asked = |state: &KubeletState| {
         state.counters.errors.get("GetAllocatableResources").map(|errors| errors["unimplemented"])
     };
@@ -294,17 +210,17 @@ async fn a_method_that_a_kubelet_lacks_is_called_once() {
 async fn our_own_grant_is_queried_without_the_checkpoint() {
     let node = node(Options::default()).await;
     let elsewhere = tempfile::tempdir().unwrap();
-    let mut watching = Watching::start_beside(node.root.path(), elsewhere.path(), NEVER);
+    let mut watching = WatchedKubelet::start_beside(node.root.path(), elsewhere.path(), NEVER);
     watching.until("a settled answer", |state| state.settled).await;
-    node.set_pods(vec![gpu_pod("fresh", "GPU-1")]);
+    node.set_pods(vec![holding_pod("fresh", GPU, "GPU-1")]);
     watching.allocated.notify_one();
     let state = watching.until("the new holder", |state| held(state) == ["fresh GPU-1"]).await;
     assert!(state.counters.triggers["allocate"] >= 1, "{:?}", state.counters.triggers);
     assert_eq!(state.counters.triggers["checkpoint"], 0);
 }
 
-async fn settled(node: &Node, pods_api: bool) -> Watching {
-    let start = if pods_api { Watching::start_with_pods_api } else { Watching::start };
+async fn settled(node: &KubeletNode, pods_api: bool) -> WatchedKubelet {
+    let start = if pods_api { WatchedKubelet::start_with_pods_api } else { WatchedKubelet::start };
     let mut watching = start(node.root.path(), NEVER);
     watching.until_settled().await;
     watching
@@ -315,7 +231,7 @@ fn lists(state: &KubeletState) -> u64 {
 }
 
 /// Everything that is held in any state published until the kubelet has been called so many times more.
-async fn held_over_lists(watching: &mut Watching, count: usize) -> Vec<String> {
+async fn held_over_lists(watching: &mut WatchedKubelet, count: usize) -> Vec<String> {
     let mut all = held(&watching.state.borrow_and_update());
     for _ in 0..count {
         let before = lists(&watching.state.borrow());
@@ -372,8 +288,12 @@ async fn the_end_of_a_pod_in_the_pods_api_is_the_end_of_what_it_held() {
     for get in [true, false] {
         let gates = Gates { pods_api: true, get };
         let node = node(Options { gates, ..Options::default() }).await;
-        node.set_pods(vec![gpu_pod("a", "GPU-0"), gpu_pod("b", "GPU-1"), gpu_pod("c", "GPU-2")]);
-        let mut watching = Watching::start_with_pods_api(node.root.path(), NEVER);
+        node.set_pods(vec![
+            holding_pod("a", GPU, "GPU-0"),
+            holding_pod("b", GPU, "GPU-1"),
+            holding_pod("c", GPU, "GPU-2"),
+        ]);
+        let mut watching = WatchedKubelet::start_with_pods_api(node.root.path(), NEVER);
         watching.until_settled().await;
         assert!(node.delete_pod("team", "a"));
         held_over_lists(&mut watching, 2).await;

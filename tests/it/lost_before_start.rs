@@ -3,21 +3,12 @@
 use std::path::Path;
 
 use crate::support::agent::Page;
-use crate::support::hardware::{add_pci_device, pci_bus_id};
+use crate::support::hardware::{pci_bus, pci_bus_id};
 use crate::support::polling::until_true;
 use crate::support::sick_node::{GPU, QUICK, SickNode, eight_gpus, on_gpu, uuid};
 use serde_json::{Value, json};
 
 const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\""];
-
-/// What sysfs shows of the fake driver's GPUs.
-fn pci_bus(gpus: usize) -> tempfile::TempDir {
-    let sys = tempfile::tempdir().unwrap();
-    for gpu in 0..gpus {
-        add_pci_device(sys.path(), &pci_bus_id(gpu), &[("numa_node", "0")]);
-    }
-    sys
-}
 
 async fn start(machine: Value, config: &str, sys: &Path) -> SickNode {
     SickNode::start_with(machine, config, &["--sys-root", sys.to_str().unwrap()]).await
@@ -43,7 +34,7 @@ fn seconds(page: &Page) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_lost_before_the_start_is_unhealthy_and_held_and_returns_as_the_same_device() {
-    let sys = pci_bus(8);
+    let sys = pci_bus(8, &[("numa_node", "0")]);
     let mut node = start(eight_gpus(), QUICK, sys.path()).await;
     node.until_unhealthy(GPU, &[]).await;
     let held = node.runs("trainer", GPU).await;
@@ -78,7 +69,7 @@ async fn a_gpu_lost_before_the_start_is_unhealthy_and_held_and_returns_as_the_sa
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_that_only_the_pci_bus_has_is_shown_by_its_address_and_not_offered() {
-    let sys = pci_bus(8);
+    let sys = pci_bus(8, &[("numa_node", "0")]);
     let mut machine = eight_gpus();
     machine["gpus"][5]["fail"] = json!({"*": 15});
     let node = start(machine, QUICK, sys.path()).await;

@@ -7,13 +7,51 @@ use podmeter::simulation::node::resources;
 use serde_json::{Value, json};
 
 /// Name, memory in MiB, compute slices, and the profiles.
-type Board = (&'static str, u64, u32, &'static [Row]);
+type MigBoard = (&'static str, u64, u32, &'static [ProfileRow]);
 /// The header's constant, the driver's number, the name, compute slices, memory in MiB.
-type Row = (u32, u32, &'static str, u32, u64);
+type ProfileRow = (u32, u32, &'static str, u32, u64);
+
+#[test]
+fn a_driver_that_names_profiles_names_every_board() {
+    check(&json!({}));
+    check(&json!({"mig": {"named_devices": false}}));
+}
+
+/// Before 525 the list of profiles has no names; the names of MIG devices have them.
+#[test]
+fn without_names_in_the_list_the_device_names_its_profile() {
+    check(&json!({"function_not_found": ["nvmlDeviceGetGpuInstanceProfileInfoV"]}));
+    check(&json!({"fail": {"nvmlDeviceGetGpuInstanceProfileInfoV": 25}}));
+}
+
+#[test]
+fn resources_are_named_as_by_nvidias_plugin() {
+    let board = BOARDS.iter().find(|(name, ..)| name.contains("RTX PRO 6000")).unwrap();
+    let named = resources(&inventory(board, &json!({})), None);
+    let names: Vec<&str> = named.iter().map(|resource| resource.name.as_str()).collect();
+    for expected in ["mig-1g.24gb", "mig-1g.24gb-me", "mig-1g.24gb.gfx", "mig-1g.24gb.me", "mig-1g.24gb.me.all"] {
+        assert!(names.contains(&format!("nvidia.com/{expected}").as_str()), "{expected}: {names:?}");
+    }
+}
+
+#[test]
+fn a_compute_instance_is_named_as_a_part_of_its_gpu_instance() {
+    let instances = json!([
+        {"profile": "1c.2g.48gb+gfx", "gpu_instance": 1, "compute_instance": 0},
+        {"profile": "1c.2g.48gb+gfx", "gpu_instance": 1, "compute_instance": 1},
+    ]);
+    let board = BOARDS.iter().find(|(name, ..)| name.contains("RTX PRO 6000")).unwrap();
+    for names in [json!([]), json!(["nvmlDeviceGetGpuInstanceProfileInfoV"])] {
+        let found = inventory(board, &json!({"function_not_found": names, "mig": {"instances": instances}}));
+        for mig in &found.gpus[&gpu(0)].mig_devices {
+            assert_eq!((&*mig.profile, mig.slices), ("1c.2g.48gb+gfx", 1));
+        }
+    }
+}
 
 /// Boards of four and of seven slices, and one with every kind of name. Names and slices are the user guide's, numbers and
 /// memory of H100 and RTX PRO 6000 those of `nvidia-smi mig -lgip`.
-const BOARDS: &[Board] = &[
+const BOARDS: &[MigBoard] = &[
     (
         "NVIDIA A30",
         24_576,
@@ -61,8 +99,8 @@ const BOARDS: &[Board] = &[
 ];
 
 /// One GPU for each profile, with a MIG device of it. `change` is of every GPU.
-fn inventory((name, mebibytes, _, rows): &Board, change: &Value) -> Inventory {
-    let profile = |(constant, id, name, slices, memory_mib): &Row| {
+fn inventory((name, mebibytes, _, rows): &MigBoard, change: &Value) -> Inventory {
+    let profile = |(constant, id, name, slices, memory_mib): &ProfileRow| {
         json!({
             "constant": constant, "id": id, "name": name, "slices": slices, "memory_slices": slices,
             "memory_mib": memory_mib,
@@ -98,44 +136,6 @@ fn check(change: &Value) {
             assert_eq!((gpu.mig_slices, mig.memory_bytes), (Some(*slices), Some(mebibytes << 20)), "{name} {profile}");
             let part = gpu.slice_fraction(mig.slices).unwrap();
             assert!((part - f64::from(*compute) / f64::from(*slices)).abs() < 1e-9, "{name} {profile}");
-        }
-    }
-}
-
-#[test]
-fn a_driver_that_names_profiles_names_every_board() {
-    check(&json!({}));
-    check(&json!({"mig": {"named_devices": false}}));
-}
-
-/// Before 525 the list of profiles has no names; the names of MIG devices have them.
-#[test]
-fn without_names_in_the_list_the_device_names_its_profile() {
-    check(&json!({"function_not_found": ["nvmlDeviceGetGpuInstanceProfileInfoV"]}));
-    check(&json!({"fail": {"nvmlDeviceGetGpuInstanceProfileInfoV": 25}}));
-}
-
-#[test]
-fn resources_are_named_as_by_nvidias_plugin() {
-    let board = BOARDS.iter().find(|(name, ..)| name.contains("RTX PRO 6000")).unwrap();
-    let named = resources(&inventory(board, &json!({})), None);
-    let names: Vec<&str> = named.iter().map(|resource| resource.name.as_str()).collect();
-    for expected in ["mig-1g.24gb", "mig-1g.24gb-me", "mig-1g.24gb.gfx", "mig-1g.24gb.me", "mig-1g.24gb.me.all"] {
-        assert!(names.contains(&format!("nvidia.com/{expected}").as_str()), "{expected}: {names:?}");
-    }
-}
-
-#[test]
-fn a_compute_instance_is_named_as_a_part_of_its_gpu_instance() {
-    let instances = json!([
-        {"profile": "1c.2g.48gb+gfx", "gpu_instance": 1, "compute_instance": 0},
-        {"profile": "1c.2g.48gb+gfx", "gpu_instance": 1, "compute_instance": 1},
-    ]);
-    let board = BOARDS.iter().find(|(name, ..)| name.contains("RTX PRO 6000")).unwrap();
-    for names in [json!([]), json!(["nvmlDeviceGetGpuInstanceProfileInfoV"])] {
-        let found = inventory(board, &json!({"function_not_found": names, "mig": {"instances": instances}}));
-        for mig in &found.gpus[&gpu(0)].mig_devices {
-            assert_eq!((&*mig.profile, mig.slices), ("1c.2g.48gb+gfx", 1));
         }
     }
 }

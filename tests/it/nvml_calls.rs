@@ -12,7 +12,7 @@ use serde_json::json;
 const TIERS: [Tier; 4] = [Tier::Slow, Tier::Fast, Tier::Medium, Tier::Processes];
 
 /// As of `FakeNvml::record`.
-type Record = BTreeMap<(String, String), Vec<u64>>;
+type CallRecord = BTreeMap<(String, String), Vec<u64>>;
 
 /// A second of the test is twenty of a node.
 const SPEED: u32 = 20;
@@ -27,7 +27,7 @@ fn fake(gpus: usize) -> FakeNvml {
 }
 
 /// How often each call was made on each GPU, in `time` from the end of the record `before`.
-fn counts(before: &Record, fake: &FakeNvml, time: Duration) -> BTreeMap<(String, String), usize> {
+fn counts(before: &CallRecord, fake: &FakeNvml, time: Duration) -> BTreeMap<(String, String), usize> {
     let from = before.values().flatten().max().copied().unwrap_or_default();
     let to = from + u64::try_from(time.as_micros()).unwrap();
     let counts = fake.record().into_iter().map(|(call, times)| {

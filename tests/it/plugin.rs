@@ -1,11 +1,13 @@
 //! The device plugin, and the kubelet client beside it, against a fake kubelet on real sockets under both versions
 //! of the kubelet.
 
-use crate::support::kubelet::{Node, Options, VERSIONS, node, node_under};
-use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, uuid};
-use crate::support::polling::PATIENCE;
+use std::sync::Arc;
+
+use crate::support::kubelet::{KubeletNode, Options, VERSIONS, asking_pod, node, node_under};
+use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, gpus, plugin_on_node, uuid};
+use crate::support::polling::until_published;
 use crate::support::stand_in_plugin::StandInPlugin;
-use podmeter::domain::model::{DeviceReadings, GpuUuid, Medium, Monotonic, Stamped};
+use podmeter::domain::model::{DeviceReadings, GpuUuid, KubeletState, Medium, Monotonic, Stamped};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::wire::v1beta1;
 use prost::Message;
@@ -14,12 +16,9 @@ use tonic::Code;
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_container_is_given_reaches_it_and_the_page() {
     for version in VERSIONS {
-        let node = node_under(version).await;
-        let podmeter = PluginHarness::start(node.root.path());
-        podmeter.registered(GPU, 1).await;
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("trainer", 2)).await;
-        let held = held(&node, "trainer", "main");
+        let (node, podmeter) = plugin_on_node(version, "{}", gpus(4), 4).await;
+        node.runs(asking_pod("trainer", GPU, 2)).await;
+        let held = node.held("trainer");
         assert_eq!(held.len(), 2);
         let entry = node.checkpoint().unwrap().data.pod_device_entries.remove(0);
         let answer = v1beta1::ContainerAllocateResponse::decode(entry.assignment().answer.as_slice()).unwrap();
@@ -30,14 +29,11 @@ async fn what_a_container_is_given_reaches_it_and_the_page() {
         let state = podmeter.now(GPU);
         assert_eq!(state.allocations["ok"], 1);
         assert_eq!(state.allocate_durations.count(), 1);
-        let mut kubelet = podmeter.kubelet.clone();
-        let shown = kubelet.wait_for(|state| {
-            state
-                .allocations
-                .as_ref()
-                .is_some_and(|allocations| allocations.containers().any(|one| one.devices.len() == 2))
-        });
-        drop(tokio::time::timeout(PATIENCE, shown).await.expect("the holder is seen").unwrap());
+        let shown = |state: &Arc<KubeletState>| {
+            let mut containers = state.allocations.iter().flat_map(|allocations| allocations.containers());
+            containers.any(|one| one.devices.len() == 2)
+        };
+        until_published(&mut podmeter.kubelet.clone(), "the holder", shown).await;
     }
 }
 
@@ -47,7 +43,7 @@ async fn ids_that_are_unknown_or_unhealthy_are_refused_by_name() {
     let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
     podmeter.lose(1, true);
-    counts(&node, GPU, 4, 3).await;
+    node.counts(GPU, 4, 3).await;
     let mut client = PluginClient::connect(&node).await;
     let unknown = client.allocate(&[vec!["GPU-unknown".to_owned()]]).await.unwrap_err();
     assert_eq!(unknown.code(), Code::InvalidArgument);
@@ -69,7 +65,7 @@ async fn waiting_to_serving_when_the_other_plugin_has_ended() {
         let devices = (0..4).map(|index| ListedDevice::new(&uuid(index))).collect();
         let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, devices);
         assert!(other.registered().await);
-        counts(&node, GPU, 4, 4).await;
+        node.counts(GPU, 4, 4).await;
         let podmeter = PluginHarness::start(node.root.path());
         let state = podmeter.until(GPU, "a conflict", |state| state.conflict.is_some()).await;
         assert!(state.conflict.unwrap().contains("onConflict"));
@@ -77,12 +73,12 @@ async fn waiting_to_serving_when_the_other_plugin_has_ended() {
         drop(other);
         podmeter.registered(GPU, 1).await;
         assert_eq!(podmeter.now(GPU).conflict, None);
-        counts(&node, GPU, 4, 4).await;
+        node.counts(GPU, 4, 4).await;
     }
 }
 
 /// One resource of kind `nvidia` with these keys.
-fn configured(node: &Node, keys: &str) -> PluginHarness {
+fn configured(node: &KubeletNode, keys: &str) -> PluginHarness {
     let yaml = format!("resources: [{{kind: nvidia, {keys}}}]");
     PluginHarness::configured(node.root.path(), &yaml, gpus(4))
 }
@@ -92,7 +88,7 @@ async fn mps_slots_are_healthy_while_their_daemon_is_there() {
     let node = node(Options::default()).await;
     let podmeter = configured(&node, "sharing: {mps: {replicas: 2}}");
     podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 8, 0).await;
+    node.counts(GPU, 8, 0).await;
     let state = podmeter.now(GPU);
     let reason = state.devices.values().next().unwrap().clone().unwrap();
     assert!(state.mps && reason.contains("nvidia-device-plugin-mps-control-daemon"), "{reason}");
@@ -101,11 +97,11 @@ async fn mps_slots_are_healthy_while_their_daemon_is_there() {
     for sign in ["pipe/nvidia-cuda-mps-control.pid", "pipe/control", ".started"] {
         std::fs::write(own.join(sign), "86\n").unwrap();
     }
-    counts(&node, GPU, 8, 8).await;
+    node.counts(GPU, 8, 8).await;
     let daemons = podmeter.state.borrow().mps_daemons.clone();
     assert_eq!(daemons, (0..4).map(|index| (GpuUuid::from(&*uuid(index)), [86].into())).collect(), "of each GPU");
     std::fs::remove_file(own.join(".started")).unwrap();
-    counts(&node, GPU, 8, 0).await;
+    node.counts(GPU, 8, 0).await;
     let transitions = podmeter.now(GPU).health_transitions.clone();
     let counted =
         |to| transitions[to].iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (reason.into(), *count));

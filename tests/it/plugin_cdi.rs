@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::support::kubelet::{ContainerSpec, KubeletVersion, Node, PodSpec, node_under};
+use crate::support::kubelet::{KubeletNode, KubeletVersion, asking_pod, node_under};
 use crate::support::plugin_harness::{
-    GPU, PluginHarness, counts, gpu, gpus, hardware, held, mig_devices, mig_uuid, pod, resources, runs, uuid,
+    GPU, PluginHarness, gpu, gpus, hardware, mig_devices, mig_uuid, plugin_on_node, resources, uuid,
 };
 use base64::Engine as _;
 use podmeter::domain::model::Gpu;
@@ -16,58 +16,6 @@ use prost::Message as _;
 
 const STRATEGIES: [&str; 5] = ["cdi-cri", "cdi-annotations", "envvar", "volume-mounts", "device-nodes"];
 const MIG: &str = "nvidia.com/mig-1g.10gb";
-
-fn configuration(strategy: &str) -> String {
-    format!("resources: [{{kind: nvidia, driverMounts: [], deviceListStrategy: {strategy}}}]")
-}
-
-/// A pod `trainer` holds one of four GPUs.
-async fn with_trainer(strategy: &str) -> (Node, PluginHarness) {
-    let node = node_under(KubeletVersion::UpTo136).await;
-    let podmeter = PluginHarness::configured(node.root.path(), &configuration(strategy), gpus(4));
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
-    runs(&node, pod("trainer", 1)).await;
-    starts(&node, strategy).await;
-    (node, podmeter)
-}
-
-/// The nodes of each CDI device that a runtime finds under `root`. It uses none that two files describe.
-fn described(root: &Path) -> BTreeMap<String, Vec<String>> {
-    let mut devices = BTreeMap::new();
-    for file in std::fs::read_dir(root.join("cdi")).into_iter().flatten().map(|entry| entry.unwrap().path()) {
-        let specification: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-        for device in specification["devices"].as_array().unwrap() {
-            let nodes = device["containerEdits"]["deviceNodes"].as_array().into_iter().flatten();
-            let nodes = nodes.map(|node| node["path"].as_str().unwrap().to_owned()).collect();
-            let name = format!("{}={}", specification["kind"].as_str().unwrap(), device["name"].as_str().unwrap());
-            assert_eq!(devices.insert(name, nodes), None, "{device} is conflicting");
-        }
-    }
-    devices
-}
-
-/// The CDI names that the kubelet gives `trainer` at its next start.
-async fn names(node: &Node) -> Vec<String> {
-    let options = node.start_container("team", "trainer", "main").await.unwrap().unwrap();
-    let annotated = options.annotations.into_values().flat_map(|names| {
-        let names: Vec<String> = names.split(',').map(str::to_owned).collect();
-        names
-    });
-    options.cdi_devices.into_iter().map(|device| device.name).chain(annotated).collect()
-}
-
-/// `trainer` starts, and its CDI device has the nodes of the GPU that it holds.
-async fn starts(node: &Node, strategy: &str) {
-    let names = names(node).await;
-    assert_eq!(names.len(), usize::from(strategy.starts_with("cdi")), "{strategy}: {names:?}");
-    let described = described(node.root.path());
-    let id = &held(node, "trainer", "main")[0];
-    let minor = (0..4).find(|index| uuid(*index) == *id).unwrap();
-    for name in names {
-        assert_eq!(described.get(&name), Some(&vec![format!("/dev/nvidia{minor}")]), "{strategy}: {described:?}");
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_starts_again_after_sigterm_and_an_uninstall() {
@@ -112,10 +60,10 @@ async fn a_container_starts_again_after_sighup_and_the_loss_of_its_gpu() {
         starts(&node, strategy).await;
         podmeter.plugin.configure(&resources(&configuration(strategy)).into());
         podmeter.registered(GPU, 6).await;
-        let id = &held(&node, "trainer", "main")[0];
+        let id = &node.held("trainer")[0];
         let index = (0..4).find(|index| uuid(*index) == *id).unwrap();
         podmeter.change_gpu(index, |gpu| gpu.present = false);
-        counts(&node, GPU, 4, 3).await;
+        node.counts(GPU, 4, 3).await;
         starts(&node, strategy).await;
     }
 }
@@ -138,8 +86,8 @@ async fn a_mig_device_stays_described_and_never_has_the_nodes_of_another() {
     podmeter.registered(MIG, 1).await;
     // Otherwise the next configuration may come before, and the registration after it is the first.
     podmeter.registered(GPU, 1).await;
-    counts(&node, MIG, 2, 2).await;
-    runs(&node, PodSpec::new("team", "trainer").container(ContainerSpec::new("main").asks(MIG, 1))).await;
+    node.counts(MIG, 2, 2).await;
+    node.runs(asking_pod("trainer", MIG, 1)).await;
     let name = names(&node).await.remove(0);
     let nodes = described(root)[&name].clone();
     let number = if name.ends_with(&mig_uuid(1)) { 12 } else { 22 };
@@ -186,14 +134,60 @@ async fn names_that_podmeter_gave_under_the_kind_of_nvidias_plugin_stay_describe
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_check_before_the_start_no_container_starts_while_podmeter_is_away() {
-    let node = node_under(KubeletVersion::UpTo136).await;
     let yaml = "resources: [{kind: nvidia, preStartCheck: {noProcesses: true}}]";
-    let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(1));
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 1, 1).await;
-    runs(&node, pod("trainer", 1)).await;
+    let (node, podmeter) = plugin_on_node(KubeletVersion::UpTo136, yaml, gpus(1), 1).await;
+    node.runs(asking_pod("trainer", GPU, 1)).await;
     podmeter.end().await;
-    counts(&node, GPU, 1, 0).await;
+    node.counts(GPU, 1, 0).await;
     let error = node.start_container("team", "trainer", "main").await.unwrap().unwrap_err();
     assert!(error.contains("has been stopped"), "{error}");
+}
+
+fn configuration(strategy: &str) -> String {
+    format!("resources: [{{kind: nvidia, driverMounts: [], deviceListStrategy: {strategy}}}]")
+}
+
+/// A pod `trainer` holds one of four GPUs.
+async fn with_trainer(strategy: &str) -> (KubeletNode, PluginHarness) {
+    let (node, podmeter) = plugin_on_node(KubeletVersion::UpTo136, &configuration(strategy), gpus(4), 4).await;
+    node.runs(asking_pod("trainer", GPU, 1)).await;
+    starts(&node, strategy).await;
+    (node, podmeter)
+}
+
+/// The nodes of each CDI device that a runtime finds under `root`. It uses none that two files describe.
+fn described(root: &Path) -> BTreeMap<String, Vec<String>> {
+    let mut devices = BTreeMap::new();
+    for file in std::fs::read_dir(root.join("cdi")).into_iter().flatten().map(|entry| entry.unwrap().path()) {
+        let specification: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        for device in specification["devices"].as_array().unwrap() {
+            let nodes = device["containerEdits"]["deviceNodes"].as_array().into_iter().flatten();
+            let nodes = nodes.map(|node| node["path"].as_str().unwrap().to_owned()).collect();
+            let name = format!("{}={}", specification["kind"].as_str().unwrap(), device["name"].as_str().unwrap());
+            assert_eq!(devices.insert(name, nodes), None, "{device} is conflicting");
+        }
+    }
+    devices
+}
+
+/// The CDI names that the kubelet gives `trainer` at its next start.
+async fn names(node: &KubeletNode) -> Vec<String> {
+    let options = node.start_container("team", "trainer", "main").await.unwrap().unwrap();
+    let annotated = options.annotations.into_values().flat_map(|names| {
+        let names: Vec<String> = names.split(',').map(str::to_owned).collect();
+        names
+    });
+    options.cdi_devices.into_iter().map(|device| device.name).chain(annotated).collect()
+}
+
+/// `trainer` starts, and its CDI device has the nodes of the GPU that it holds.
+async fn starts(node: &KubeletNode, strategy: &str) {
+    let names = names(node).await;
+    assert_eq!(names.len(), usize::from(strategy.starts_with("cdi")), "{strategy}: {names:?}");
+    let described = described(node.root.path());
+    let id = &node.held("trainer")[0];
+    let minor = (0..4).find(|index| uuid(*index) == *id).unwrap();
+    for name in names {
+        assert_eq!(described.get(&name), Some(&vec![format!("/dev/nvidia{minor}")]), "{strategy}: {described:?}");
+    }
 }

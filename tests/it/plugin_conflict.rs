@@ -8,27 +8,21 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tonic::Code;
 
-use crate::support::kubelet::{AdmissionOutcome, KubeletVersion, Method, Node, Options, VERSIONS, node, node_under};
-use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, resources, runs, uuid};
-use crate::support::polling::{PATIENCE, until_true};
+use crate::support::kubelet::{
+    AdmissionOutcome, KubeletNode, KubeletVersion, Method, Options, VERSIONS, asking_pod, node, node_under,
+};
+use crate::support::plugin_harness::{GPU, PluginHarness, gpus, plugin_on_node, resources, uuid};
+use crate::support::polling::{until_published, until_true};
 use crate::support::stand_in_plugin::StandInPlugin;
 use podmeter::domain::model::{KubeletState, PluginState};
 use podmeter::simulation::kubelet::ListedDevice;
-
-async fn with_podmeter(version: KubeletVersion, yaml: &str) -> (Node, PluginHarness) {
-    let node = node_under(version).await;
-    let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
-    (node, podmeter)
-}
 
 /// The same GPUs as podmeter's.
 fn same_ids() -> Vec<ListedDevice> {
     (0..4).map(|index| ListedDevice::new(&uuid(index))).collect()
 }
 
-async fn other(node: &Node, devices: Vec<ListedDevice>, socket: Option<&str>) -> StandInPlugin {
+async fn other(node: &KubeletNode, devices: Vec<ListedDevice>, socket: Option<&str>) -> StandInPlugin {
     let other = StandInPlugin::start_on(&node.device_plugin_directory(), GPU, devices, socket);
     assert!(other.registered().await);
     other
@@ -56,14 +50,13 @@ async fn asked_again(podmeter: &PluginHarness) {
     let asked = |kubelet: &KubeletState| kubelet.allocatable_at.map(|at| at.monotonic);
     for _ in 0..2 {
         let before = asked(&kubelet.borrow());
-        let again = tokio::time::timeout(PATIENCE, kubelet.wait_for(|kubelet| asked(kubelet) != before)).await;
-        drop(again.expect("every ten seconds").unwrap());
+        until_published(&mut kubelet, "another call", |kubelet| asked(kubelet) != before).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conflict_ends_with_the_other_plugin_also_where_the_next_register_fails() {
-    let (node, podmeter) = with_podmeter(KubeletVersion::From137, "{}").await;
+    let (node, podmeter) = plugin_on_node(KubeletVersion::From137, "{}", gpus(4), 4).await;
     let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
     conflict(&podmeter).await;
     node.fail(Method::Register, Code::Unavailable, "not now");
@@ -76,31 +69,31 @@ async fn a_conflict_ends_with_the_other_plugin_also_where_the_next_register_fail
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_registers_later_is_noticed_by_its_devices() {
     for version in VERSIONS {
-        let (node, podmeter) = with_podmeter(version, "{}").await;
+        let (node, podmeter) = plugin_on_node(version, "{}", gpus(4), 4).await;
         let other = other(&node, vec![ListedDevice::new("slot-0"), ListedDevice::new("slot-1")], None).await;
         let text = conflict(&podmeter).await;
         assert!(text.contains("lists 2 devices"), "{text}");
         drop(other);
         podmeter.registered(GPU, 2).await;
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("ours", 1)).await;
+        node.counts(GPU, 4, 4).await;
+        node.runs(asking_pod("ours", GPU, 1)).await;
     }
 }
 
 /// Its devices are podmeter's and its socket has an unknown name: the kubelet's lists are equal until it ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_to_waiting_when_our_ids_are_gone_in_two_answers() {
-    let (node, podmeter) = with_podmeter(KubeletVersion::UpTo136, "{}").await;
+    let (node, podmeter) = plugin_on_node(KubeletVersion::UpTo136, "{}", gpus(4), 4).await;
     let other = other(&node, same_ids(), None).await;
     drop(other);
     podmeter.registered(GPU, 2).await;
-    counts(&node, GPU, 4, 4).await;
-    runs(&node, pod("ours", 1)).await;
+    node.counts(GPU, 4, 4).await;
+    node.runs(asking_pod("ours", GPU, 1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn health_reaches_the_kubelet_during_a_conflict() {
-    let (node, podmeter) = with_podmeter(KubeletVersion::From137, "{}").await;
+    let (node, podmeter) = plugin_on_node(KubeletVersion::From137, "{}", gpus(4), 4).await;
     let _other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
     conflict(&podmeter).await;
     until_true("the first list of both", || node.received(GPU).len() == 2);
@@ -116,11 +109,11 @@ async fn health_reaches_the_kubelet_during_a_conflict() {
 async fn registered_to_waiting_with_takeover_when_another_plugin_registers() {
     for socket in [Some("nvidia-gpu.sock"), None] {
         let yaml = "resources: [{kind: nvidia, onConflict: takeover}]";
-        let (node, podmeter) = with_podmeter(KubeletVersion::From137, yaml).await;
+        let (node, podmeter) = plugin_on_node(KubeletVersion::From137, yaml, gpus(4), 4).await;
         let other = other(&node, vec![ListedDevice::new("slot-0")], socket).await;
         podmeter.registered(GPU, 2).await;
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("ours", 1)).await;
+        node.counts(GPU, 4, 4).await;
+        node.runs(asking_pod("ours", GPU, 1)).await;
         assert_eq!(other.allocations(), 0);
         asked_again(&podmeter).await;
         assert_eq!((podmeter.now(GPU).registrations, podmeter.now(GPU).conflict), (2, None), "once");
@@ -131,19 +124,19 @@ async fn registered_to_waiting_with_takeover_when_another_plugin_registers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rolling_update_is_no_conflict() {
     for version in VERSIONS {
-        let (node, old) = with_podmeter(version, "{}").await;
-        runs(&node, pod("before", 1)).await;
+        let (node, old) = plugin_on_node(version, "{}", gpus(4), 4).await;
+        node.runs(asking_pod("before", GPU, 1)).await;
         let new = PluginHarness::start(node.root.path());
         let conflicts = [in_conflict(&old), in_conflict(&new)];
         new.registered(GPU, 1).await;
-        runs(&node, pod("during", 1)).await;
+        node.runs(asking_pod("during", GPU, 1)).await;
         assert!(!conflicts[0].is_finished(), "{version:?}");
         conflicts[0].abort();
         old.end().await;
         let times = if version == KubeletVersion::UpTo136 { 2 } else { 1 };
         new.registered(GPU, times).await;
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("after", 1)).await;
+        node.counts(GPU, 4, 4).await;
+        node.runs(asking_pod("after", GPU, 1)).await;
         asked_again(&new).await;
         assert!(!conflicts[1].is_finished(), "{version:?}");
         assert_eq!((new.now(GPU).registered, new.now(GPU).registrations), (true, times), "{version:?}");
@@ -160,9 +153,9 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         let node = node(Options { version, early_window, ..Options::default() }).await;
         let before = PluginHarness::start(node.root.path());
         before.registered(GPU, 1).await;
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("first", 1)).await;
-        runs(&node, pod("second", 2)).await;
+        node.counts(GPU, 4, 4).await;
+        node.runs(asking_pod("first", GPU, 1)).await;
+        node.runs(asking_pod("second", GPU, 2)).await;
         before.end().await;
         node.stop();
         let podmeter = PluginHarness::start(node.root.path());
@@ -171,16 +164,15 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         assert!(admitted.len() == 2 && admitted.values().all(|pod| *pod == AdmissionOutcome::Running), "{admitted:?}");
         podmeter.registered(GPU, 1).await;
         assert_eq!(podmeter.now(GPU).allocations["ok"], 0, "{version:?}");
-        counts(&node, GPU, 4, 4).await;
+        node.counts(GPU, 4, 4).await;
         // Health is sent before any Allocate.
         podmeter.lose(3, true);
-        counts(&node, GPU, 4, 3).await;
+        node.counts(GPU, 4, 3).await;
         podmeter.lose(3, false);
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("third", 1)).await;
+        node.counts(GPU, 4, 4).await;
+        node.runs(asking_pod("third", GPU, 1)).await;
         asked_again(&podmeter).await;
-        let all: BTreeSet<String> =
-            ["first", "second", "third"].into_iter().flat_map(|pod| held(&node, pod, "main")).collect();
+        let all: BTreeSet<String> = ["first", "second", "third"].into_iter().flat_map(|pod| node.held(pod)).collect();
         assert_eq!(all.len(), 4, "{all:?}");
         assert!(!conflict.is_finished(), "{version:?}");
         let state = podmeter.now(GPU);
@@ -194,21 +186,17 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
 async fn a_plugin_that_registers_after_a_takeover_is_a_conflict_at_its_first_allocation() {
     let node = node_under(KubeletVersion::UpTo136).await;
     let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
-    let podmeter = PluginHarness::start_with(
-        node.root.path(),
-        resources("resources: [{kind: nvidia, onConflict: takeover}]"),
-        gpus(4),
-        Duration::from_secs(1),
-    );
+    let takeover = resources("resources: [{kind: nvidia, onConflict: takeover}]");
+    let podmeter = PluginHarness::refreshing(node.root.path(), takeover, gpus(4));
     podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
+    node.counts(GPU, 4, 4).await;
     // By then podmeter has the kubelet's first list.
     let mut kubelet = podmeter.kubelet.clone();
     let listed_at = |kubelet: &KubeletState| kubelet.allocations_at.map(|at| at.monotonic);
     let later = listed_at(&kubelet.borrow()).unwrap() + Duration::from_secs(3);
     kubelet.wait_for(|kubelet| kubelet.settled && listed_at(kubelet) > Some(later)).await.unwrap();
     assert!(other.register_again().await);
-    runs(&node, pod("theirs", 1)).await;
+    node.runs(asking_pod("theirs", GPU, 1)).await;
     assert_eq!(other.allocations(), 1);
     podmeter.registered(GPU, 2).await;
 }
@@ -216,11 +204,11 @@ async fn a_plugin_that_registers_after_a_takeover_is_a_conflict_at_its_first_all
 /// A socket of a known name alone is no conflict: the kubelet calls podmeter.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_of_the_kubelet_ends_a_conflict() {
-    let (node, podmeter) = with_podmeter(KubeletVersion::UpTo136, "{}").await;
+    let (node, podmeter) = plugin_on_node(KubeletVersion::UpTo136, "{}", gpus(4), 4).await;
     let socket = node.device_plugin_directory().join("nvidia-gpu.sock");
     let _listener = tokio::net::UnixListener::bind(socket).unwrap();
     conflict(&podmeter).await;
-    runs(&node, pod("ours", 1)).await;
+    node.runs(asking_pod("ours", GPU, 1)).await;
     let state = podmeter.until(GPU, "no conflict", |state| state.conflict.is_none() && state.registered).await;
     assert_eq!((state.registrations, state.allocations["ok"]), (1, 1));
     asked_again(&podmeter).await;

@@ -8,26 +8,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::support::kubelet::{FakeKubelet, Method, Node, Options, node};
-use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
-use crate::support::polling::{PATIENCE, until_true};
+use crate::support::kubelet::{FakeKubelet, KubeletVersion, Method, Options, asking_pod, node};
+use crate::support::plugin_harness::{
+    GPU, PluginClient, PluginHarness, gpus, plugin_on_node, sockets, time_sliced, uuid,
+};
+use crate::support::polling::until_true;
 use podmeter::domain::model::PluginState;
-
-async fn with(yaml: &str, count: u32, slots: usize) -> (Node, PluginHarness) {
-    let node = node(Options::default()).await;
-    let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(count));
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, slots, slots).await;
-    (node, podmeter)
-}
-
-fn slots(replicas: u32) -> String {
-    format!("resources: [{{kind: nvidia, sharing: {{timeSlicing: {{replicas: {replicas}}}}}}}]")
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_preference_among_strange_ids_is_no_preference() {
-    let (node, podmeter) = with("{}", 4, 4).await;
+    let (node, podmeter) = plugin_on_node(KubeletVersion::UpTo136, "{}", gpus(4), 4).await;
     let mut client = PluginClient::connect(&node).await;
     let all: Vec<String> = (0..4).map(uuid).collect();
     for (what, available, must, size) in [
@@ -47,21 +37,22 @@ async fn a_preference_among_strange_ids_is_no_preference() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_refusal_of_a_device_before_a_start_reaches_the_pod() {
-    let (node, podmeter) = with("resources: [{kind: nvidia, preStartCheck: {}}]", 4, 4).await;
-    runs(&node, pod("trainer", 1)).await;
+    let (node, podmeter) =
+        plugin_on_node(KubeletVersion::UpTo136, "resources: [{kind: nvidia, preStartCheck: {}}]", gpus(4), 4).await;
+    node.runs(asking_pod("trainer", GPU, 1)).await;
     node.start_container("team", "trainer", "main").await.unwrap().unwrap();
-    let index = (0..4).find(|index| held(&node, "trainer", "main") == [uuid(*index)]).unwrap();
+    let index = (0..4).find(|index| node.held("trainer") == [uuid(*index)]).unwrap();
     podmeter.lose(index, true);
-    counts(&node, GPU, 4, 3).await;
+    node.counts(GPU, 4, 3).await;
     let error = node.start_container("team", "trainer", "main").await.unwrap().unwrap_err();
     assert!(error.contains("code = FailedPrecondition") && error.contains("lost"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_for_a_thousand_slots_is_served() {
-    let (node, podmeter) = with(&slots(1000), 4, 4000).await;
-    runs(&node, pod("swarm", 1000)).await;
-    assert_eq!(held(&node, "swarm", "main").len(), 1000);
+    let (node, podmeter) = plugin_on_node(KubeletVersion::UpTo136, &time_sliced(1000), gpus(4), 4000).await;
+    node.runs(asking_pod("swarm", GPU, 1000)).await;
+    assert_eq!(node.held("swarm").len(), 1000);
     let options = node.start_container("team", "swarm", "main").await.unwrap().unwrap();
     assert_eq!(options.envs["NVIDIA_VISIBLE_DEVICES"].split(',').count(), 4, "each GPU once");
     assert!(podmeter.now(GPU).preferred_fallbacks.values().all(|count| *count == 0));
@@ -82,7 +73,7 @@ async fn a_kubelet_killed_within_a_registration_is_registered_with_when_it_retur
         node.heal();
         node.restart().unwrap();
         node.ready().await;
-        counts(&node, GPU, 4, 4).await;
+        node.counts(GPU, 4, 4).await;
         podmeter.registered(GPU, 1).await;
         assert_eq!(sockets(&node.device_plugin_directory()).len(), 1, "{method:?}");
     }
@@ -116,7 +107,7 @@ async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
     let log = running.until_logged("must be there and writable");
     assert!(log.contains(&path), "{log}");
     mode(&directory, 0o777);
-    counts(&node, "example.com/toy", 2, 2).await;
+    node.counts("example.com/toy", 2, 2).await;
     running.until("registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(1.0));
 }
 
@@ -160,23 +151,16 @@ impl Drop for Hanging {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_scan_that_hangs_delays_no_health_change() {
-    let node = node(Options::default()).await;
     let yaml = "resources: [{kind: nvidia, passDeviceSpecs: true}]";
-    let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
+    let (node, podmeter) = plugin_on_node(KubeletVersion::UpTo136, yaml, gpus(4), 4).await;
     let capabilities = node.root.path().join("proc/driver/nvidia/capabilities/gpu0/mig/gi1");
     let hanging = Hanging::make(capabilities.join("access"));
     let hangs = |state: &PluginState| state.problems.iter().any(|problem| problem.contains("has hung for 10 s"));
-    let mut state = podmeter.state.clone();
-    tokio::time::timeout(PATIENCE, state.wait_for(|state| hangs(state)))
-        .await
-        .expect("the problem is reported")
-        .unwrap();
+    podmeter.until_state("the problem", hangs).await;
     podmeter.lose(1, true);
-    counts(&node, GPU, 4, 3).await;
-    runs(&node, pod("trainer", 1)).await;
+    node.counts(GPU, 4, 3).await;
+    node.runs(asking_pod("trainer", GPU, 1)).await;
     drop(hanging);
-    tokio::time::timeout(PATIENCE, state.wait_for(|state| !hangs(state))).await.expect("it is over").unwrap();
+    podmeter.until_state("its end", |state| !hangs(state)).await;
     podmeter.end().await;
 }

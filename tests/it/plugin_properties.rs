@@ -8,12 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, KubeletVersion, Node, Options, PodSpec, node};
+use crate::support::kubelet::{AdmissionOutcome, KubeletNode, KubeletVersion, Options, PodSpec, asking_pod, node};
 use crate::support::links::Random;
-use crate::support::plugin_harness::{GPU, PluginHarness, gpu, hardware, mig_devices, uuid};
+use crate::support::plugin_harness::{GPU, PluginHarness, gpu, hardware, mig_devices, mixed, uuid};
 use crate::support::polling::poll;
 use podmeter::domain::model::{DeviceReadings, Gpu, GpuUuid};
-use podmeter::plugin::{EntryConfig, MigStrategy, NvidiaConfig};
 
 const STEPS: usize = 9;
 const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];
@@ -22,8 +21,18 @@ const RESOURCES: [&str; 3] = [GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.
 /// By id: the GPU behind it, and whether it is healthy.
 type Offered = BTreeMap<String, (u32, bool)>;
 
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_happens_an_older_kubelet_ends_up_with_what_there_is() {
+    walk(KubeletVersion::UpTo136).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_happens_a_newer_kubelet_ends_up_with_what_there_is() {
+    walk(KubeletVersion::From137).await;
+}
+
 struct PluginTrial {
-    node: Node,
+    node: KubeletNode,
     harness: PluginHarness,
     random: Random,
     gpus: BTreeMap<u32, Gpu>,
@@ -40,16 +49,9 @@ impl PluginTrial {
     async fn start(version: KubeletVersion, seed: u64) -> Self {
         let node = node(Options { version, seed, ..Options::default() }).await;
         // A kubelet that lists no pod at all is accepted only after half a minute.
-        assert_eq!(node.add_pod(PodSpec::new("team", "idle")).await, AdmissionOutcome::Running);
+        node.runs(PodSpec::new("team", "idle")).await;
         let gpus: BTreeMap<u32, Gpu> = (0..4).map(|index| (index, gpu(index))).collect();
-        let config = NvidiaConfig { mig_strategy: MigStrategy::Mixed, ..NvidiaConfig::default() };
-        let resources = vec![EntryConfig::Nvidia(Box::new(config))];
-        let harness = PluginHarness::start_with(
-            node.root.path(),
-            resources,
-            hardware(gpus.values().cloned()),
-            Duration::from_secs(1),
-        );
+        let harness = PluginHarness::refreshing(node.root.path(), mixed(), hardware(gpus.values().cloned()));
         let random = links::seeded(seed);
         let steps = vec![format!("{version:?}, WALK_SEED={seed}")];
         Self { node, harness, random, gpus, ill: BTreeSet::new(), sent: BTreeMap::new(), pods: vec![], made: 0, steps }
@@ -157,8 +159,7 @@ impl PluginTrial {
     async fn add_pod(&mut self, resource: &str) -> bool {
         self.made += 1;
         let name = format!("pod-{}", self.made);
-        let container = ContainerSpec::new("main").asks(resource, 1);
-        let admitted = self.node.add_pod(PodSpec::new("team", &name).container(container)).await;
+        let admitted = self.node.add_pod(asking_pod(&name, resource, 1)).await;
         self.steps.push(format!("{name} asks for {resource}: {admitted:?}"));
         match admitted {
             AdmissionOutcome::Running => self.pods.push(name),
@@ -257,14 +258,4 @@ async fn walk(version: KubeletVersion) {
         trial.settle();
         trial.allocate_what_is_free().await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_happens_an_older_kubelet_ends_up_with_what_there_is() {
-    walk(KubeletVersion::UpTo136).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_happens_a_newer_kubelet_ends_up_with_what_there_is() {
-    walk(KubeletVersion::From137).await;
 }

@@ -35,9 +35,8 @@
 
 use parking_lot::Mutex;
 
-use crate::support::kubelet::{DeviceCount, FakeKubelet, KubeletVersion, Node, PodPhase, node_under};
-use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, rejected, runs, sockets};
-use podmeter::domain::model::HardwareState;
+use crate::support::kubelet::{DeviceCount, FakeKubelet, KubeletNode, KubeletVersion, PodPhase, asking_pod};
+use crate::support::plugin_harness::{GPU, PluginHarness, gpus, plugin_on_node, sockets};
 
 /// Each as two tests: `<name>::up_to_1_36` and `<name>::from_1_37`.
 macro_rules! under_both_versions {
@@ -64,27 +63,13 @@ under_both_versions! {
     the_first_plugin_goes_on_when_the_second_is_withdrawn
 }
 
-/// A kubelet to which our plugin has offered four GPUs.
-async fn with_plugin(version: KubeletVersion) -> (Node, PluginHarness) {
-    with_hardware(version, gpus(4)).await
-}
-
-async fn with_hardware(version: KubeletVersion, hardware: HardwareState) -> (Node, PluginHarness) {
-    let node = node_under(version).await;
-    let count = hardware.inventory.gpus.len();
-    let podmeter = PluginHarness::configured(node.root.path(), "{}", hardware);
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, count, count).await;
-    (node, podmeter)
-}
-
-async fn restarted(node: &Node) {
+async fn restarted(node: &KubeletNode) {
     node.restart().unwrap();
     node.ready().await;
 }
 
 /// What the restarted container of `trainer` is given.
-async fn visible_devices(node: &Node) -> Vec<String> {
+async fn visible_devices(node: &KubeletNode) -> Vec<String> {
     let options = node.start_container("team", "trainer", "main").await.unwrap().unwrap();
     let mut visible: Vec<String> = options.envs["NVIDIA_VISIBLE_DEVICES"].split(',').map(str::to_owned).collect();
     visible.sort_unstable();
@@ -92,7 +77,7 @@ async fn visible_devices(node: &Node) -> Vec<String> {
 }
 
 /// The devices of the only container that the kubelet lists.
-async fn listed_devices(node: &Node) -> Vec<String> {
+async fn listed_devices(node: &KubeletNode) -> Vec<String> {
     let listed = node.list().await.pod_resources.remove(0).containers.remove(0);
     let mut ids: Vec<String> = listed.devices.into_iter().flat_map(|entry| entry.device_ids).collect();
     ids.sort();
@@ -100,9 +85,9 @@ async fn listed_devices(node: &Node) -> Vec<String> {
 }
 
 async fn an_assignment_outlives_every_restart(version: KubeletVersion) {
-    let (node, mut podmeter) = with_plugin(version).await;
-    runs(&node, pod("trainer", 2)).await;
-    let given = held(&node, "trainer", "main");
+    let (node, mut podmeter) = plugin_on_node(version, "{}", gpus(4), 4).await;
+    node.runs(asking_pod("trainer", GPU, 2)).await;
+    let given = node.held("trainer");
     let restarts: [(&str, bool, bool, bool); 6] = [
         ("container", true, false, false),
         ("kubelet", false, true, false),
@@ -115,7 +100,7 @@ async fn an_assignment_outlives_every_restart(version: KubeletVersion) {
         let registrations = podmeter.now(GPU).registrations;
         if plugin {
             podmeter.stop().await;
-            counts(&node, GPU, 4, 0).await;
+            node.counts(GPU, 4, 0).await;
         }
         if kubelet {
             restarted(&node).await;
@@ -124,19 +109,23 @@ async fn an_assignment_outlives_every_restart(version: KubeletVersion) {
             podmeter = PluginHarness::start(node.root.path());
         }
         podmeter.registered(GPU, if plugin { 1 } else { registrations + u64::from(kubelet) }).await;
-        counts(&node, GPU, 4, 4).await;
+        node.counts(GPU, 4, 4).await;
         let asked = podmeter.now(GPU).allocations["ok"];
         if container {
             assert_eq!(visible_devices(&node).await, given, "{what}");
         }
         assert_eq!(podmeter.now(GPU).allocations["ok"], asked, "{what}: the kubelet does not ask again");
         assert_eq!(node.phase("team", "trainer"), Some(PodPhase::Running), "{what}");
-        assert_eq!(held(&node, "trainer", "main"), given, "{what}");
+        assert_eq!(node.held("trainer"), given, "{what}");
         assert_eq!(listed_devices(&node).await, given, "{what}");
     }
     // Only the other two are free.
-    assert!(rejected(&node, pod("big", 3)).await.contains("Requested: 3, Available: 2"));
-    runs(&node, pod("rest", 2)).await;
+    assert!(
+        node.rejects(asking_pod("big", GPU, 3), "UnexpectedAdmissionError")
+            .await
+            .contains("Requested: 3, Available: 2")
+    );
+    node.runs(asking_pod("rest", GPU, 2)).await;
 }
 
 /// Does `steps`, and returns the least that the node status showed meanwhile.
@@ -158,12 +147,12 @@ async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> DeviceCo
 }
 
 async fn a_rollout_keeps_the_capacity(version: KubeletVersion) {
-    let (node, old) = with_plugin(version).await;
+    let (node, old) = plugin_on_node(version, "{}", gpus(4), 4).await;
     let new = PluginHarness::start(node.root.path());
     let least = lowest(&node, async {
         new.registered(GPU, 1).await;
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("with-both", 1)).await;
+        node.counts(GPU, 4, 4).await;
+        node.runs(asking_pod("with-both", GPU, 1)).await;
     });
     assert_eq!(least.await, DeviceCount { capacity: 4, allocatable: 4 });
     let least = lowest(&node, async {
@@ -172,8 +161,8 @@ async fn a_rollout_keeps_the_capacity(version: KubeletVersion) {
         new.registered(GPU, if version == KubeletVersion::UpTo136 { 2 } else { 1 }).await;
         // It would still call one whose end it has not seen.
         assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("with-the-new-one", 1)).await;
+        node.counts(GPU, 4, 4).await;
+        node.runs(asking_pod("with-the-new-one", GPU, 1)).await;
     });
     let least = least.await;
     assert_eq!(least.capacity, 4);
@@ -182,7 +171,7 @@ async fn a_rollout_keeps_the_capacity(version: KubeletVersion) {
 }
 
 async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(version: KubeletVersion) {
-    let (node, first) = with_plugin(version).await;
+    let (node, first) = plugin_on_node(version, "{}", gpus(4), 4).await;
     let second = PluginHarness::start(node.root.path());
     second.registered(GPU, 1).await;
     let least = lowest(&node, async {
@@ -190,8 +179,8 @@ async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(version: KubeletV
         // An older kubelet drops the first one too, without a notice: the plugin must detect it.
         first.registered(GPU, if version == KubeletVersion::UpTo136 { 2 } else { 1 }).await;
         assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("trainer", 1)).await;
+        node.counts(GPU, 4, 4).await;
+        node.runs(asking_pod("trainer", GPU, 1)).await;
     });
     let least = least.await;
     assert_eq!(first.now(GPU).registrations, if version == KubeletVersion::UpTo136 { 2 } else { 1 });

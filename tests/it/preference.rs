@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::support::links::{Draw as _, Node, dgx1_pascal, dgx1_volta, nvswitch, pcie_tree, rtx8000, seeded};
+use crate::support::links::{Draw as _, LinkedNode, dgx1_pascal, dgx1_volta, nvswitch, pcie_tree, rtx8000, seeded};
 use podmeter::domain::model::DeviceId;
 use podmeter::domain::preference::{FallbackReason, GpuDrawbacks, PreferredDevices, Topology, choose_gpus};
 use proptest::prelude::*;
 
-fn choose(node: &Node, available: u32, required: u32, size: usize) -> u32 {
+fn choose(node: &LinkedNode, available: u32, required: u32, size: usize) -> u32 {
     let choice = choose_gpus(&node.request(available, required, size), &node.topology, &BTreeMap::new());
     assert_eq!(choice.fallback, None);
     node.set(&choice)
@@ -22,13 +22,13 @@ fn set(members: &[usize]) -> u32 {
 
 /// The slow and obvious reference: every set.
 mod oracle {
-    use super::Node;
+    use super::LinkedNode;
 
     pub fn sets(all: u32, required: u32, size: usize) -> impl Iterator<Item = u32> {
         (0..=all).filter(move |set| set & !all == 0 && required & !set == 0 && set.count_ones() as usize == size)
     }
 
-    pub fn best_score(node: &Node, all: u32, required: u32, size: usize) -> u32 {
+    pub fn best_score(node: &LinkedNode, all: u32, required: u32, size: usize) -> u32 {
         sets(all, required, size).map(|set| node.score(set)).max().unwrap()
     }
 }
@@ -57,7 +57,7 @@ fn the_sets_observed_on_eight_gpus_behind_four_switches() {
 
 #[test]
 fn nodes_fill_with_pods_as_well_linked_as_nvidias_allocator_fills_them() {
-    let cases: [(&str, Node, usize, &[&[usize]]); 5] = [
+    let cases: [(&str, LinkedNode, usize, &[&[usize]]); 5] = [
         ("rtx 8000", rtx8000(), 2, &[&[0, 3], &[1, 2]]),
         ("pascal", dgx1_pascal(), 2, &[&[0, 2], &[1, 3], &[4, 6], &[5, 7]]),
         ("pascal", dgx1_pascal(), 4, &[&[0, 1, 2, 3], &[4, 5, 6, 7]]),
@@ -185,7 +185,7 @@ fn with_more_than_sixteen_free_gpus_the_kubelet_chooses() {
 }
 
 /// Scores between `count` GPUs: a tree of random depth, or anything at all.
-fn any_node(most: usize) -> impl Strategy<Value = Node> {
+fn any_node(most: usize) -> impl Strategy<Value = LinkedNode> {
     (1..=most, any::<u64>(), any::<bool>())
         .prop_map(|(count, seed, tree)| if tree { seeded(seed).tree(count) } else { seeded(seed).mesh(count) })
 }

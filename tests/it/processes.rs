@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{ContainerSpec, Gates, KubeletVersion, Options, PodPhase, PodSpec, node};
-use crate::support::polling::PATIENCE;
+use crate::support::polling::{PATIENCE, until_published};
 use podmeter::clock::Clock;
 use podmeter::domain::attribution::OwnersState;
 use podmeter::domain::holders::HoldersState;
@@ -30,48 +30,10 @@ fn new_kubelet() -> Options {
     Options { version: KubeletVersion::From137, ..Options::default() }
 }
 
-fn training() -> PodSpec {
-    let pod = PodSpec::new(MAIN.namespace, MAIN.pod).uid(UID).label("app", "trainer").label("team", "vision");
-    pod.container(ContainerSpec::new("main")).container(ContainerSpec::new("side"))
-}
-
-async fn until<T: Clone>(values: &mut watch::Receiver<T>, what: &str, condition: impl Fn(&T) -> bool) -> T {
-    let found = tokio::time::timeout(PATIENCE, values.wait_for(|value| condition(value))).await;
-    found.unwrap_or_else(|_| panic!("never: {what}")).expect("the task runs").clone()
-}
-
-/// What the agent would run against this kubelet.
-struct Watching {
-    directories: watch::Receiver<Arc<PodDirectory>>,
-    _tasks: Tasks,
-}
-
-impl Watching {
-    fn start(socket: &Path) -> Self {
-        let settings = pods::PodsSettings {
-            socket: socket.to_owned(),
-            labels: vec!["app".into()],
-            logs_root: socket.with_file_name("no-pod-logs"),
-        };
-        let mut tasks = Tasks::default();
-        let PodSources { directory: directories, .. } = pods::start(settings, Clock::start(), &mut tasks);
-        Self { directories, _tasks: tasks }
-    }
-
-    async fn until(&mut self, what: &str, condition: impl Fn(&PodDirectory) -> bool) -> Arc<PodDirectory> {
-        until(&mut self.directories, what, |directory| condition(directory)).await
-    }
-}
-
-fn only(directory: &PodDirectory) -> &PodIdentity {
-    assert_eq!(directory.pods.len(), 1);
-    directory.pods.values().next().unwrap()
-}
-
 #[tokio::test]
 async fn pods_come_change_and_go() {
     let node = node(new_kubelet()).await;
-    let mut watching = Watching::start(&node.pods_api_socket());
+    let mut watching = WatchedPods::start(&node.pods_api_socket());
     watching.until("an empty node", |directory| directory.complete && directory.pods.is_empty()).await;
     node.add_pod(training()).await;
     let started = |directory: &PodDirectory| directory.pods.values().any(|pod| pod.containers.len() == 2);
@@ -90,7 +52,7 @@ async fn pods_come_change_and_go() {
 async fn without_the_kubelet_its_pods_are_kept_as_incomplete() {
     let node = node(new_kubelet()).await;
     node.add_pod(training()).await;
-    let mut watching = Watching::start(&node.pods_api_socket());
+    let mut watching = WatchedPods::start(&node.pods_api_socket());
     watching.until("the pod", |directory| directory.complete && directory.pods.len() == 1).await;
     node.stop();
     let directory = watching.until("the kubelet is away", |directory| !directory.complete).await;
@@ -108,7 +70,7 @@ async fn a_kubelet_without_the_api_is_no_problem_until_it_is_replaced() {
     let node = node(Options::default()).await;
     let socket = node.pods_api_socket();
     assert!(!socket.exists(), "not before 1.37");
-    let mut watching = Watching::start(&socket);
+    let mut watching = WatchedPods::start(&socket);
     assert_eq!(*watching.directories.borrow_and_update().clone(), PodDirectory::default());
     node.set_gates(Gates { pods_api: true, ..Gates::default() });
     node.restart().unwrap();
@@ -343,4 +305,37 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns_and_holds_back_
         tokio::time::advance(Duration::from_millis(100)).await;
         tokio::task::yield_now().await;
     }
+}
+
+fn training() -> PodSpec {
+    let pod = PodSpec::new(MAIN.namespace, MAIN.pod).uid(UID).label("app", "trainer").label("team", "vision");
+    pod.container(ContainerSpec::new("main")).container(ContainerSpec::new("side"))
+}
+
+/// What the agent would run against this kubelet.
+struct WatchedPods {
+    directories: watch::Receiver<Arc<PodDirectory>>,
+    _tasks: Tasks,
+}
+
+impl WatchedPods {
+    fn start(socket: &Path) -> Self {
+        let settings = pods::PodsSettings {
+            socket: socket.to_owned(),
+            labels: vec!["app".into()],
+            logs_root: socket.with_file_name("no-pod-logs"),
+        };
+        let mut tasks = Tasks::default();
+        let PodSources { directory: directories, .. } = pods::start(settings, Clock::start(), &mut tasks);
+        Self { directories, _tasks: tasks }
+    }
+
+    async fn until(&mut self, what: &str, condition: impl Fn(&PodDirectory) -> bool) -> Arc<PodDirectory> {
+        until_published(&mut self.directories, what, |directory| condition(directory)).await
+    }
+}
+
+fn only(directory: &PodDirectory) -> &PodIdentity {
+    assert_eq!(directory.pods.len(), 1);
+    directory.pods.values().next().unwrap()
 }

@@ -9,71 +9,7 @@ use crate::support::sick_node::SickNode;
 use podmeter::simulation::kubelet::DeviceCount;
 use serde_json::{Value, json};
 
-/// For a pool of shared T4 GPUs, a pool of partitioned A100 GPUs, and all other nodes.
-const FILE: &str = "
-health: {holdDown: 300ms}
-devicePlugin:
-  resources:
-    - {kind: nvidia, preferred: packed}
-    - {kind: simulated, name: example.com/everywhere, devices: 1}
-profiles:
-  - name: inference
-    match: {gpuModel: '*T4'}
-    devicePlugin:
-      resources:
-        - {kind: nvidia, sharing: {timeSlicing: {replicas: 4, renameByDefault: true}}}
-        - {kind: simulated, name: example.com/inference, devices: 2}
-  - name: training
-    match: {gpuModel: NVIDIA A100*, gpuCount: {min: 2}}
-    devicePlugin: {resources: [{kind: nvidia, migStrategy: mixed}]}
-";
-
 const EVERYWHERE: (&str, usize) = ("example.com/everywhere", 1);
-
-fn t4s(count: usize) -> Value {
-    json!({ "gpus": vec![json!({"name": "Tesla T4"}); count] })
-}
-
-/// One whole, the others with two MIG devices.
-fn a100s(count: usize) -> Value {
-    let mig = |gpu: usize| {
-        let instance = |position: usize| json!({"profile": "1g.10gb", "uuid": format!("MIG-00000000-0000-0000-{gpu:04}-{position:012}")});
-        json!({"enabled": true, "instances": [instance(0), instance(1)]})
-    };
-    let gpu = |gpu: usize| {
-        let mut state = json!({"name": "NVIDIA A100-SXM4-80GB"});
-        if gpu > 0 {
-            state["mig"] = mig(gpu);
-        }
-        state
-    };
-    json!({ "gpus": (0..count).map(gpu).collect::<Vec<_>>() })
-}
-
-/// Until the kubelet has these resources and allocates all of their devices; of no other resource it allocates any.
-async fn offers(node: &SickNode, expected: &[(&str, usize)]) {
-    let expected: BTreeMap<&str, usize> = expected.iter().copied().collect();
-    let is_so = |status: &BTreeMap<String, DeviceCount>| {
-        let allocatable = status.iter().filter(|(_, count)| count.allocatable > 0);
-        allocatable.map(|(name, count)| (name.as_str(), count.allocatable)).collect::<BTreeMap<_, _>>() == expected
-    };
-    let becomes = node.kubelet.node_status_becomes(is_so).await;
-    assert!(becomes, "{expected:?}, not {:?}\n{}", node.kubelet.node_status(), node.running.log());
-}
-
-fn applied(node: &SickNode) -> Value {
-    let snapshot: Value = serde_json::from_str(&node.running.get("/api/v1/node").body).unwrap();
-    snapshot["plugin"]["profile"].clone()
-}
-
-fn until_applied(node: &SickNode, decision: &str, profile: Option<&str>) {
-    let decision = format!("decision=\"{decision}\"");
-    let profile = profile.map(|name| format!("profile=\"{name}\"")).unwrap_or_default();
-    node.until_page("the profile", |page| {
-        page.value("podmeter_plugin_profile_info", &[&decision, &profile]) == Some(1.0)
-            && page.count("podmeter_plugin_profile_info", &[]) == 1
-    });
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_with_different_gpus_offer_different_resources_from_one_file() {
@@ -166,4 +102,67 @@ fn the_doctor_names_the_profile_and_check_config_what_is_wrong() {
     std::fs::write(&file, "devicePlugin: off\nprofiles: [{name: p}]\n").unwrap();
     let (code, output) = agent::ended(&["check-config", config]);
     assert!(code == 2 && output.contains("devicePlugin: {resources: []}"), "{output}");
+}
+
+/// For a pool of shared T4 GPUs, a pool of partitioned A100 GPUs, and all other nodes.
+const FILE: &str = "
+health: {holdDown: 300ms}
+devicePlugin:
+  resources:
+    - {kind: nvidia, preferred: packed}
+    - {kind: simulated, name: example.com/everywhere, devices: 1}
+profiles:
+  - name: inference
+    match: {gpuModel: '*T4'}
+    devicePlugin:
+      resources:
+        - {kind: nvidia, sharing: {timeSlicing: {replicas: 4, renameByDefault: true}}}
+        - {kind: simulated, name: example.com/inference, devices: 2}
+  - name: training
+    match: {gpuModel: NVIDIA A100*, gpuCount: {min: 2}}
+    devicePlugin: {resources: [{kind: nvidia, migStrategy: mixed}]}
+";
+
+fn t4s(count: usize) -> Value {
+    json!({ "gpus": vec![json!({"name": "Tesla T4"}); count] })
+}
+
+/// One whole, the others with two MIG devices.
+fn a100s(count: usize) -> Value {
+    let mig = |gpu: usize| {
+        let instance = |position: usize| json!({"profile": "1g.10gb", "uuid": format!("MIG-00000000-0000-0000-{gpu:04}-{position:012}")});
+        json!({"enabled": true, "instances": [instance(0), instance(1)]})
+    };
+    let gpu = |gpu: usize| {
+        let mut state = json!({"name": "NVIDIA A100-SXM4-80GB"});
+        if gpu > 0 {
+            state["mig"] = mig(gpu);
+        }
+        state
+    };
+    json!({ "gpus": (0..count).map(gpu).collect::<Vec<_>>() })
+}
+
+/// Until the kubelet has these resources and allocates all of their devices; of no other resource it allocates any.
+async fn offers(node: &SickNode, expected: &[(&str, usize)]) {
+    let expected: BTreeMap<&str, usize> = expected.iter().copied().collect();
+    let is_so = |status: &BTreeMap<String, DeviceCount>| {
+        let allocatable = status.iter().filter(|(_, count)| count.allocatable > 0);
+        allocatable.map(|(name, count)| (name.as_str(), count.allocatable)).collect::<BTreeMap<_, _>>() == expected
+    };
+    let becomes = node.kubelet.node_status_becomes(is_so).await;
+    assert!(becomes, "{expected:?}, not {:?}\n{}", node.kubelet.node_status(), node.running.log());
+}
+
+fn applied(node: &SickNode) -> Value {
+    node.running.node()["plugin"]["profile"].clone()
+}
+
+fn until_applied(node: &SickNode, decision: &str, profile: Option<&str>) {
+    let decision = format!("decision=\"{decision}\"");
+    let profile = profile.map(|name| format!("profile=\"{name}\"")).unwrap_or_default();
+    node.until_page("the profile", |page| {
+        page.value("podmeter_plugin_profile_info", &[&decision, &profile]) == Some(1.0)
+            && page.count("podmeter_plugin_profile_info", &[]) == 1
+    });
 }

@@ -28,112 +28,6 @@ const NO_POD: [&str; 5] = [
     "PodmeterScrapedTwice",
 ];
 
-#[derive(Deserialize)]
-struct File {
-    groups: Vec<Group>,
-}
-
-#[derive(Deserialize)]
-struct Group {
-    name: String,
-    interval: Option<String>,
-    rules: Vec<Rule>,
-}
-
-#[derive(Deserialize)]
-struct Rule {
-    record: Option<String>,
-    alert: Option<String>,
-    expr: String,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
-}
-
-#[derive(Deserialize)]
-struct Tests {
-    tests: Vec<Test>,
-}
-
-#[derive(Deserialize)]
-struct Test {
-    input_series: Vec<Series>,
-    #[serde(default)]
-    alert_rule_test: Vec<AlertTest>,
-    #[serde(default)]
-    promql_expr_test: Vec<ExpressionTest>,
-}
-
-#[derive(Deserialize)]
-struct Series {
-    series: String,
-}
-
-#[derive(Deserialize)]
-struct AlertTest {
-    alertname: String,
-    exp_alerts: Vec<serde::de::IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-struct ExpressionTest {
-    expr: String,
-    exp_samples: Vec<serde::de::IgnoredAny>,
-}
-
-fn path(relative: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
-}
-
-fn groups() -> Vec<Group> {
-    groups_of(RULES)
-}
-
-fn groups_of(file: &str) -> Vec<Group> {
-    let text = fs::read_to_string(path(file)).unwrap();
-    let file: File = serde_saphyr::from_str(&text).unwrap();
-    file.groups
-}
-
-fn all_rules() -> Vec<Rule> {
-    [RULES, COST, REPAIR].into_iter().flat_map(groups_of).flat_map(|group| group.rules).collect()
-}
-
-fn rules() -> Vec<Rule> {
-    groups().into_iter().flat_map(|group| group.rules).collect()
-}
-
-fn tests() -> Vec<Test> {
-    let files = fs::read_dir(path("deploy/rules/tests")).unwrap().map(|entry| entry.unwrap().path());
-    let read = |file: PathBuf| {
-        let text = fs::read_to_string(&file).unwrap();
-        let tests: Tests = serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        tests.tests
-    };
-    files.flat_map(read).collect()
-}
-
-/// Each metric of podmeter that a text of PromQL or of templates names, with the labels that it is selected by.
-fn metrics(text: &str) -> Vec<(&str, Vec<&str>)> {
-    let of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
-    let mut found = vec![];
-    let mut rest = text;
-    while let Some(at) = rest.find("podmeter_") {
-        let start = rest[..at].rfind(|letter| !of_name(letter)).map_or(0, |before| before + 1);
-        let end = rest[at..].find(|letter| !of_name(letter)).map_or(rest.len(), |length| at + length);
-        let name = &rest[start..end];
-        rest = &rest[end..];
-        let selector =
-            rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(selector, _)| selector);
-        // A value of ours never holds a comma.
-        let label = |matcher: &'_ str| matcher.find(['=', '!']).map(|end| matcher[..end].trim().len());
-        let labels = selector.split(',').filter_map(|matcher| Some(&matcher.trim_start()[..label(matcher)?]));
-        found.push((name, labels.collect()));
-    }
-    found
-}
-
 #[test]
 fn every_metric_and_label_that_a_rule_or_its_test_names_is_in_the_catalogue() {
     let (rules, catalogue) = (all_rules(), catalogue());
@@ -294,4 +188,111 @@ fn the_example_of_a_route_has_the_alerts_for_machines() {
     let rules = groups_of(REPAIR).into_iter().flat_map(|group| group.rules);
     assert_eq!(routed, rules.filter_map(|rule| rule.alert).collect());
     assert_eq!(text.matches("send_resolved: false").count(), text.matches("webhook_configs:").count());
+}
+
+#[derive(Deserialize)]
+struct RuleFile {
+    groups: Vec<RuleGroup>,
+}
+
+#[derive(Deserialize)]
+struct RuleGroup {
+    name: String,
+    interval: Option<String>,
+    rules: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+struct Rule {
+    record: Option<String>,
+    alert: Option<String>,
+    expr: String,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct RuleTests {
+    tests: Vec<RuleTest>,
+}
+
+#[derive(Deserialize)]
+struct RuleTest {
+    input_series: Vec<InputSeries>,
+    #[serde(default)]
+    alert_rule_test: Vec<AlertTest>,
+    #[serde(default)]
+    promql_expr_test: Vec<ExpressionTest>,
+}
+
+#[derive(Deserialize)]
+struct InputSeries {
+    series: String,
+}
+
+#[derive(Deserialize)]
+struct AlertTest {
+    alertname: String,
+    exp_alerts: Vec<serde::de::IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct ExpressionTest {
+    expr: String,
+    exp_samples: Vec<serde::de::IgnoredAny>,
+}
+
+fn path(relative: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
+}
+
+fn groups() -> Vec<RuleGroup> {
+    groups_of(RULES)
+}
+
+fn groups_of(file: &str) -> Vec<RuleGroup> {
+    let text = fs::read_to_string(path(file)).unwrap();
+    let file: RuleFile = serde_saphyr::from_str(&text).unwrap();
+    file.groups
+}
+
+fn all_rules() -> Vec<Rule> {
+    [RULES, COST, REPAIR].into_iter().flat_map(groups_of).flat_map(|group| group.rules).collect()
+}
+
+fn rules() -> Vec<Rule> {
+    groups().into_iter().flat_map(|group| group.rules).collect()
+}
+
+fn tests() -> Vec<RuleTest> {
+    let files = fs::read_dir(path("deploy/rules/tests")).unwrap().map(|entry| entry.unwrap().path());
+    let read = |file: PathBuf| {
+        let text = fs::read_to_string(&file).unwrap();
+        let tests: RuleTests =
+            serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        tests.tests
+    };
+    files.flat_map(read).collect()
+}
+
+/// Each metric of podmeter that a text of PromQL or of templates names, with the labels that it is selected by.
+fn metrics(text: &str) -> Vec<(&str, Vec<&str>)> {
+    let of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
+    let mut found = vec![];
+    let mut rest = text;
+    while let Some(at) = rest.find("podmeter_") {
+        let start = rest[..at].rfind(|letter| !of_name(letter)).map_or(0, |before| before + 1);
+        let end = rest[at..].find(|letter| !of_name(letter)).map_or(rest.len(), |length| at + length);
+        let name = &rest[start..end];
+        rest = &rest[end..];
+        let selector =
+            rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(selector, _)| selector);
+        // A value of ours never holds a comma.
+        let label = |matcher: &'_ str| matcher.find(['=', '!']).map(|end| matcher[..end].trim().len());
+        let labels = selector.split(',').filter_map(|matcher| Some(&matcher.trim_start()[..label(matcher)?]));
+        found.push((name, labels.collect()));
+    }
+    found
 }

@@ -6,84 +6,13 @@ use std::time::{Duration, Instant};
 
 use crate::support::agent::{Page, Running, agent};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{ListedDevice, Node, Options, PodSpec, holding_pod, node};
+use crate::support::kubelet::{GPU, KubeletNode, ListedDevice, Options, PodSpec, holding_pod, node};
 use crate::support::polling;
 use crate::support::test_data::uuid;
 use serde_json::{Value, json};
 
-const BURST: &[&str] = &["namespace=\"team-a\"", "pod=\"burst\"", "container=\"main\""];
+const BURST: &[&str] = &["namespace=\"team\"", "pod=\"burst\"", "container=\"main\""];
 const WATTS: f64 = 300.0;
-
-/// Two GPUs that are half busy, and have drawn an hour's energy before the agent starts.
-fn two_gpus() -> Value {
-    let gpu = json!({
-        "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000, "energy_millijoules": 1_080_000_000,
-    });
-    json!({ "gpus": vec![gpu; 2] })
-}
-
-fn pod(name: &str, gpu: usize) -> PodSpec {
-    holding_pod(name, &uuid(gpu))
-}
-
-/// The kubelet's pods are these from now on, and its checkpoint changes.
-fn change(node: &Node, pods: Vec<PodSpec>) {
-    node.set_pods(pods);
-    std::fs::write(node.device_plugin_directory().join("kubelet_internal_checkpoint"), "{}").unwrap();
-}
-
-/// Waits for the account of `burst` without reading a page of metrics.
-fn until(running: &Running, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
-    polling::until(what, || {
-        let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
-        let accounts = snapshot["accounts"].as_array().cloned().unwrap_or_default();
-        accounts.into_iter().find(|account| account["container"]["pod"] == "burst").filter(&condition)
-    })
-}
-
-fn of_burst(page: &Page, name: &str) -> f64 {
-    page.value(name, BURST).unwrap_or_else(|| panic!("no {name}:\n{}", page.0))
-}
-
-/// When the counters of the one account of `burst` that holds a device began.
-fn held_since(running: &Running) -> f64 {
-    let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
-    let accounts = snapshot["accounts"].as_array().unwrap().iter();
-    let held: Vec<&Value> =
-        accounts.filter(|account| account["container"]["pod"] == "burst" && !account["holding"].is_null()).collect();
-    assert_eq!(held.len(), 1);
-    held[0]["created"].as_f64().unwrap()
-}
-
-/// `trainer` is at work on GPU 0.
-async fn with_trainer(driver: &FakeNvml) -> (Node, Running) {
-    let node = node(Options::default()).await;
-    node.set_devices("nvidia.com/gpu", (0..2).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
-    change(&node, vec![pod("trainer", 0)]);
-    let arguments = ["--sample-interval", "100ms", "--refresh-interval", "1s", "--retention", "1s"];
-    let running = agent(node.root.path(), &arguments, &driver.env());
-    let before = running.until("the trainer at work", |page| {
-        page.samples("podmeter_container_busy_seconds_total", &["pod=\"trainer\""]).any(|(_, busy)| busy > 0.5)
-    });
-    assert_eq!(before.count("podmeter_container_allocated_seconds_total", BURST), 0);
-    (node, running)
-}
-
-/// `burst` runs for two seconds, and its retention passes, without a scrape: the least and most that it ran.
-fn run_burst(node: &Node, running: &Running) -> (Duration, Duration) {
-    let came = Instant::now();
-    change(node, vec![pod("trainer", 0), pod("burst", 1)]);
-    until(running, "burst", |_| true);
-    let seen = Instant::now();
-    until(running, "two seconds", |burst| burst["allocated_seconds"].as_f64().is_some_and(|held| held > 2.0));
-    let at_least = seen.elapsed();
-    change(node, vec![pod("trainer", 0)]);
-    until(running, "its end", |burst| burst["holding"].is_null());
-    let at_most = came.elapsed();
-    let left = Instant::now();
-    until(running, "some time after its end", |_| left.elapsed() > Duration::from_secs(2));
-    (at_least, at_most)
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and_joules() {
@@ -115,7 +44,7 @@ async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and
 }
 
 /// `burst` with UID `old` has held a GPU for three seconds.
-async fn with_old_burst(driver: &FakeNvml, state: &Path) -> (Node, Running) {
+async fn with_old_burst(driver: &FakeNvml, state: &Path) -> (KubeletNode, Running) {
     let node = node(Options::default()).await;
     node.set_devices("nvidia.com/gpu", (0..2).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
     node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("old")]);
@@ -129,7 +58,7 @@ async fn with_old_burst(driver: &FakeNvml, state: &Path) -> (Node, Running) {
 }
 
 /// Its UID is `new` from now on, and it holds the GPU for over a second.
-fn recreate_burst(node: &Node, running: &Running) -> Page {
+fn recreate_burst(node: &KubeletNode, running: &Running) -> Page {
     node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("new")]);
     running.until("the new pod", |page| {
         let info: Vec<_> = page.samples("podmeter_pod_info", &["pod=\"burst\""]).collect();
@@ -153,4 +82,74 @@ async fn a_pod_recreated_under_its_name_has_counters_of_its_own_at_once() {
 
     let second = held_since(&running);
     assert!(second > first + 3.0, "{first} and then {second}: in the record and in `top`");
+}
+
+/// Two GPUs that are half busy, and have drawn an hour's energy before the agent starts.
+fn two_gpus() -> Value {
+    let gpu = json!({
+        "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000, "energy_millijoules": 1_080_000_000,
+    });
+    json!({ "gpus": vec![gpu; 2] })
+}
+
+fn pod(name: &str, gpu: usize) -> PodSpec {
+    holding_pod(name, GPU, &uuid(gpu))
+}
+
+/// The kubelet's pods are these from now on, and its checkpoint changes.
+fn change(node: &KubeletNode, pods: Vec<PodSpec>) {
+    node.set_pods(pods);
+    std::fs::write(node.device_plugin_directory().join("kubelet_internal_checkpoint"), "{}").unwrap();
+}
+
+/// Waits for the account of `burst` without reading a page of metrics.
+fn until(running: &Running, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
+    polling::until(what, || {
+        let accounts = running.node()["accounts"].as_array().cloned().unwrap_or_default();
+        accounts.into_iter().find(|account| account["container"]["pod"] == "burst").filter(&condition)
+    })
+}
+
+fn of_burst(page: &Page, name: &str) -> f64 {
+    page.value(name, BURST).unwrap_or_else(|| panic!("no {name}:\n{}", page.0))
+}
+
+/// When the counters of the one account of `burst` that holds a device began.
+fn held_since(running: &Running) -> f64 {
+    let snapshot = running.node();
+    let accounts = snapshot["accounts"].as_array().unwrap().iter();
+    let held: Vec<&Value> =
+        accounts.filter(|account| account["container"]["pod"] == "burst" && !account["holding"].is_null()).collect();
+    assert_eq!(held.len(), 1);
+    held[0]["created"].as_f64().unwrap()
+}
+
+/// `trainer` is at work on GPU 0.
+async fn with_trainer(driver: &FakeNvml) -> (KubeletNode, Running) {
+    let node = node(Options::default()).await;
+    node.set_devices("nvidia.com/gpu", (0..2).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
+    change(&node, vec![pod("trainer", 0)]);
+    let arguments = ["--sample-interval", "100ms", "--refresh-interval", "1s", "--retention", "1s"];
+    let running = agent(node.root.path(), &arguments, &driver.env());
+    let before = running.until("the trainer at work", |page| {
+        page.samples("podmeter_container_busy_seconds_total", &["pod=\"trainer\""]).any(|(_, busy)| busy > 0.5)
+    });
+    assert_eq!(before.count("podmeter_container_allocated_seconds_total", BURST), 0);
+    (node, running)
+}
+
+/// `burst` runs for two seconds, and its retention passes, without a scrape: the least and most that it ran.
+fn run_burst(node: &KubeletNode, running: &Running) -> (Duration, Duration) {
+    let came = Instant::now();
+    change(node, vec![pod("trainer", 0), pod("burst", 1)]);
+    until(running, "burst", |_| true);
+    let seen = Instant::now();
+    until(running, "two seconds", |burst| burst["allocated_seconds"].as_f64().is_some_and(|held| held > 2.0));
+    let at_least = seen.elapsed();
+    change(node, vec![pod("trainer", 0)]);
+    until(running, "its end", |burst| burst["holding"].is_null());
+    let at_most = came.elapsed();
+    let left = Instant::now();
+    until(running, "some time after its end", |_| left.elapsed() > Duration::from_secs(2));
+    (at_least, at_most)
 }

@@ -1,21 +1,19 @@
 //! Two containers on a time-sliced GPU, whose driver attributes each of its samples to one process: driver library, totals and
 //! ledger together, and the binary.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, Retention};
-use podmeter::domain::holders::{HoldingKey, Holdings};
-use podmeter::domain::model::{ContainerRef, DeviceReadings, Inventory, Owner, SharingForm};
+use podmeter::domain::attribution::{DeviceProcesses, LedgerOutput};
+use podmeter::domain::model::{DeviceReadings, Owner, SharingForm};
 use podmeter::hardware::{GpuReader, GpuState, Staleness};
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::agent;
 use crate::support::fake_nvml::{FakeNvml, h100};
 use crate::support::hardware::{ALL, at, gpu, open};
-use crate::support::kubelet::{ListedDevice, Options, holding_pod, node};
+use crate::support::kubelet::{GPU, ListedDevice, Options, holding_pod, node};
 use crate::support::test_data::{LedgerNode, holdings, main_of, process, processes, uuid};
 
 const PODS: [&str; 2] = ["a", "b"];
@@ -31,42 +29,6 @@ fn driver(percent: u32) -> FakeNvml {
     })]));
     fake.update(|state| state["cost"] = json!({}));
     fake
-}
-
-struct TimeSlicedNode {
-    fake: FakeNvml,
-    reader: Box<dyn GpuReader>,
-    totals: GpuState,
-    node: LedgerNode,
-}
-
-impl TimeSlicedNode {
-    fn start() -> Self {
-        let fake = driver(100);
-        fake.update(|state| state["clock_microseconds"] = json!(100_000_000));
-        let session = open(&fake);
-        let mut node = LedgerNode::new(session.inventory().unwrap().0, Duration::from_secs(30));
-        node.holdings = holdings(&PODS, gpu(0).as_str(), SharingForm::TimeSlicing, 0.5);
-        Self { reader: session.reader(&gpu(0)).unwrap(), totals: GpuState::default(), node, fake }
-    }
-
-    fn read(&mut self, second: u64) -> (DeviceReadings, LedgerOutput) {
-        self.fake.update(|state| state["clock_microseconds"] = json!((100 + second) * 1_000_000));
-        let now = at(second + 1);
-        let pass = self.reader.read(&ALL, now);
-        self.totals.add_pass(now.monotonic, second == 0, pass);
-        let readings = Arc::new(self.totals.readings(now.monotonic, STALENESS));
-        let used = readings.totals.process_sm_seconds.iter().flatten();
-        let owned = |(pid, used): (&u32, &f64)| {
-            process(*pid, Owner::Container(main_of(PODS[(pid - PIDS[0]) as usize])), *used)
-        };
-        let has_sm_seconds = readings.totals.process_sm_seconds.is_some();
-        let processes = DeviceProcesses { has_sm_seconds, ..processes(used.map(owned)) };
-        self.node.processes = [(gpu(0), processes)].into();
-        self.node.readings = [(gpu(0), Arc::clone(&readings))].into();
-        let output = self.node.advance(now);
-        (Arc::unwrap_or_clone(readings), output)
-    }
 }
 
 #[test]
@@ -97,12 +59,12 @@ async fn every_page_shows_the_same_use_of_a_time_sliced_gpu() {
     let slots = [0, 1].map(|slot| format!("{}::{slot}", uuid(0)));
     node.set_devices("nvidia.com/gpu", slots.iter().map(|slot| ListedDevice::new(slot)).collect());
     let uids = ["8f5d2c1e-90ab-4cde-8123-00000000000a", "8f5d2c1e-90ab-4cde-8123-00000000000b"];
-    let pods = (0..2).map(|number| holding_pod(PODS[number], &slots[number]).uid(uids[number]));
+    let pods = (0..2).map(|number| holding_pod(PODS[number], GPU, &slots[number]).uid(uids[number]));
     node.set_pods(pods.collect());
     let tree = ProcTree::create(files.path()).unwrap();
     for (number, pid) in PIDS.into_iter().enumerate() {
         let container =
-            ContainerIdentity { namespace: "team-a", pod: PODS[number], uid: uids[number], container: "main" };
+            ContainerIdentity { namespace: "team", pod: PODS[number], uid: uids[number], container: "main" };
         tree.add_container(container).unwrap();
         tree.start(pid, 5, container).unwrap();
     }
@@ -124,7 +86,7 @@ async fn every_page_shows_the_same_use_of_a_time_sliced_gpu() {
         "{slots:?}, {device}"
     );
     assert_eq!(page.count("podmeter_container_allocation_info", &["attribution=\"process\""]), 2);
-    let shown: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
+    let shown = running.node();
     let accounts = shown["accounts"].as_array().unwrap().iter();
     let of_gpu: Vec<f64> = accounts.map(|account| account["device_utilization_ratio"].as_f64().unwrap()).collect();
     assert!(of_gpu.len() == 2 && of_gpu.iter().all(|ratio| near(*ratio, 0.25)), "{of_gpu:?}");
@@ -136,4 +98,39 @@ async fn every_page_shows_the_same_use_of_a_time_sliced_gpu() {
         matches!(&percent[..], [one, two, all] if near(*one, 25.0) && near(*two, 25.0) && near(*all, 50.0)),
         "{percent:?}"
     );
+}
+
+struct TimeSlicedNode {
+    fake: FakeNvml,
+    reader: Box<dyn GpuReader>,
+    totals: GpuState,
+    node: LedgerNode,
+}
+
+impl TimeSlicedNode {
+    fn start() -> Self {
+        let fake = driver(100);
+        fake.update(|state| state["clock_microseconds"] = json!(100_000_000));
+        let session = open(&fake);
+        let mut node = LedgerNode::new(session.inventory().unwrap().0, Duration::from_secs(30));
+        node.holdings = holdings(&PODS, gpu(0).as_str(), SharingForm::TimeSlicing, 0.5);
+        Self { reader: session.reader(&gpu(0)).unwrap(), totals: GpuState::default(), node, fake }
+    }
+
+    fn read(&mut self, second: u64) -> (DeviceReadings, LedgerOutput) {
+        self.fake.update(|state| state["clock_microseconds"] = json!((100 + second) * 1_000_000));
+        let now = at(second + 1);
+        let pass = self.reader.read(&ALL, now);
+        self.totals.add_pass(now.monotonic, second == 0, pass);
+        let readings = Arc::new(self.totals.readings(now.monotonic, STALENESS));
+        let used = readings.totals.process_sm_seconds.iter().flatten();
+        let owned =
+            |(pid, used): (&u32, &f64)| process(*pid, Owner::Container(main_of(PODS[(pid - PIDS[0]) as usize])), *used);
+        let has_sm_seconds = readings.totals.process_sm_seconds.is_some();
+        let processes = DeviceProcesses { has_sm_seconds, ..processes(used.map(owned)) };
+        self.node.processes = [(gpu(0), processes)].into();
+        self.node.readings = [(gpu(0), Arc::clone(&readings))].into();
+        let output = self.node.advance(now);
+        (Arc::unwrap_or_clone(readings), output)
+    }
 }

@@ -2,19 +2,11 @@
 
 use std::path::Path;
 
-use crate::support::hardware::{add_pci_device, bind, pci_bus_id};
+use crate::support::hardware::{bind, pci_bus, pci_bus_id};
 use crate::support::sick_node::{GPU, QUICK, SickNode, eight_gpus, on_gpu, uuid};
 use serde_json::json;
 
 const REBOUND: usize = 7;
-
-fn pci_bus() -> tempfile::TempDir {
-    let sys = tempfile::tempdir().unwrap();
-    for gpu in 0..8 {
-        add_pci_device(sys.path(), &pci_bus_id(gpu), &[("device", "0x2330")]);
-    }
-    sys
-}
 
 fn device(sys: &Path, gpu: usize) -> std::path::PathBuf {
     sys.join("bus/pci/devices").join(pci_bus_id(gpu))
@@ -31,7 +23,7 @@ fn rebind(node: &SickNode, sys: &Path, driver: &str) {
 
 /// The GPU is bound to vfio-pci, and podmeter shows that.
 async fn bound_to_vfio() -> (SickNode, tempfile::TempDir) {
-    let sys = pci_bus();
+    let sys = pci_bus(8, &[("device", "0x2330")]);
     let node = SickNode::start_with(eight_gpus(), QUICK, &["--sys-root", sys.path().to_str().unwrap()]).await;
     node.until_unhealthy(GPU, &[]).await;
     rebind(&node, sys.path(), "vfio-pci");

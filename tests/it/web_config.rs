@@ -6,73 +6,16 @@ use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use crate::support::agent::Running;
-use crate::support::certificates::{Authority, Client, Identity, basic};
+use crate::support::certificates::{Authority, SignedIdentity, TlsClient, basic};
 use crate::support::polling::until_true;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-/// A directory with a server's certificate and a web configuration.
-struct Node {
-    directory: tempfile::TempDir,
-    authority: Authority,
-    server: Identity,
-}
-
 const TLS: &str = "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n";
-
-impl Node {
-    fn new(web_config: &str) -> Self {
-        let authority = Authority::new();
-        let node = Self { directory: tempfile::tempdir().unwrap(), server: authority.server(), authority };
-        node.server.write(node.path(), "server");
-        std::fs::write(node.path().join("ca.crt"), &node.authority.pem).unwrap();
-        node.configure(web_config);
-        node
-    }
-
-    fn path(&self) -> &Path {
-        self.directory.path()
-    }
-
-    /// The path of a file in it.
-    fn at(&self, name: &str) -> String {
-        self.path().join(name).to_str().unwrap().to_owned()
-    }
-
-    fn file(&self) -> PathBuf {
-        self.path().join("web-config.yaml")
-    }
-
-    fn configure(&self, web_config: &str) {
-        let next = self.file().with_extension("next");
-        std::fs::write(&next, web_config).unwrap();
-        std::fs::rename(next, self.file()).unwrap();
-    }
-
-    fn start(&self) -> Running {
-        let file = self.file();
-        let arguments = ["--hardware=none", "--device-plugin=off", "--web-config", file.to_str().unwrap()];
-        agent::agent(self.path(), &arguments, &[])
-    }
-
-    fn client(&self) -> Client {
-        Client::new(&self.authority, None)
-    }
-}
-
-impl Identity {
-    fn der(&self) -> Vec<u8> {
-        CertificateDer::from_pem_slice(self.certificate.as_bytes()).unwrap().to_vec()
-    }
-}
-
-fn hash(password: &str) -> String {
-    bcrypt::hash(password, 4).unwrap()
-}
 
 #[test]
 fn pages_need_tls_and_a_password_and_have_the_headers() {
-    let node = Node::new(&format!(
+    let node = WebConfigNode::new(&format!(
         "{TLS}http_server_config:\n  headers:\n    X-Frame-Options: deny\n    Content-Security-Policy: \"\"\n\
          basic_auth_users:\n  alice: {}\n",
         hash("secret")
@@ -105,7 +48,7 @@ fn pages_need_tls_and_a_password_and_have_the_headers() {
 
 #[test]
 fn client_certificates_are_required_as_configured() {
-    let node = Node::new(TLS);
+    let node = WebConfigNode::new(TLS);
     let other_authority = Authority::new();
     let scraper = node.authority.client("scraper.example");
     let foreign = other_authority.client("scraper.example");
@@ -120,7 +63,7 @@ fn client_certificates_are_required_as_configured() {
         let running = node.start();
         for versions in [rustls::ALL_VERSIONS, &[&rustls::version::TLS12]] {
             let answered = clients.map(|identity| {
-                let client = Client::with_versions(&node.authority, identity, versions);
+                let client = TlsClient::with_versions(&node.authority, identity, versions);
                 client.status(&running.address, "/metrics", "").is_ok_and(|status| status == 200)
             });
             assert_eq!(answered, let_in, "{kind} {more}, {} versions", versions.len());
@@ -132,10 +75,10 @@ fn client_certificates_are_required_as_configured() {
 fn tls_versions_are_those_of_the_file() {
     let (new, old): (&[_], &[_]) = (&[&rustls::version::TLS13], &[&rustls::version::TLS12]);
     for (more, let_in) in [("  min_version: TLS13\n", [true, false]), ("  min_version: TLS12\n", [true, true])] {
-        let node = Node::new(&format!("{TLS}{more}"));
+        let node = WebConfigNode::new(&format!("{TLS}{more}"));
         let running = node.start();
         let answered = [new, old].map(|versions| {
-            Client::with_versions(&node.authority, None, versions).status(&running.address, "/", "").is_ok()
+            TlsClient::with_versions(&node.authority, None, versions).status(&running.address, "/", "").is_ok()
         });
         assert_eq!(answered, let_in, "{more}");
     }
@@ -144,7 +87,7 @@ fn tls_versions_are_those_of_the_file() {
 #[test]
 fn certificates_and_passwords_change_while_it_runs() {
     let with = |password: &str| format!("{TLS}basic_auth_users:\n  alice: {}\n", hash(password));
-    let node = Node::new(&with("first"));
+    let node = WebConfigNode::new(&with("first"));
     let running = node.start();
     let client = node.client();
     let first = client.get(&running.address, "/metrics", &basic("alice", "first")).unwrap();
@@ -165,7 +108,7 @@ fn certificates_and_passwords_change_while_it_runs() {
 #[test]
 fn an_invalid_file_changes_nothing_and_is_logged_once_and_visible_in_the_metrics() {
     let valid = format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("second"));
-    let node = Node::new(&valid);
+    let node = WebConfigNode::new(&valid);
     let (running, client) = (node.start(), node.client());
     let successful = |value: f64| {
         let (answer, _) = client.get(&running.address, "/metrics", &basic("alice", "second")).unwrap();
@@ -190,7 +133,7 @@ fn an_invalid_file_changes_nothing_and_is_logged_once_and_visible_in_the_metrics
 
 #[test]
 fn a_connection_ends_when_its_client_needs_a_certificate_and_not_for_an_equal_file() {
-    let node = Node::new(TLS);
+    let node = WebConfigNode::new(TLS);
     let running = node.start();
     let mut kept = node.client().connect(&running.address);
     let mut answers = || {
@@ -218,7 +161,8 @@ fn a_connection_ends_when_its_client_needs_a_certificate_and_not_for_an_equal_fi
 /// The file may have been read while it was written.
 #[test]
 fn clients_need_certificates_until_a_restart() {
-    let node = Node::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
+    let node =
+        WebConfigNode::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
     let running = node.start();
     node.configure(TLS);
     until_true("the refusal is logged", || running.log().contains("restart podmeter to serve clients without them"));
@@ -227,7 +171,7 @@ fn clients_need_certificates_until_a_restart() {
 
 #[test]
 fn commands_use_the_authority_and_a_password() {
-    let node = Node::new(&format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("secret")));
+    let node = WebConfigNode::new(&format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("secret")));
     let running = node.start();
     std::fs::write(node.at("password"), "secret\n").unwrap();
     let (url, ca, password) = (format!("https://{}", running.address), node.at("ca.crt"), node.at("password"));
@@ -245,7 +189,7 @@ fn commands_use_the_authority_and_a_password() {
 
 #[test]
 fn commands_name_the_missing_or_wrong_credential() {
-    let node = Node::new(&format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("secret")));
+    let node = WebConfigNode::new(&format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("secret")));
     let running = node.start();
     std::fs::write(node.at("wrong"), "sesame\n").unwrap();
     let (url, ca, wrong) = (format!("https://{}", running.address), node.at("ca.crt"), node.at("wrong"));
@@ -269,7 +213,8 @@ fn commands_name_the_missing_or_wrong_credential() {
 
 #[test]
 fn commands_use_a_client_certificate() {
-    let node = Node::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
+    let node =
+        WebConfigNode::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
     let running = node.start();
     let (url, ca) = (format!("https://{}", running.address), node.at("ca.crt"));
     node.authority.client("operator").write(node.path(), "operator");
@@ -286,9 +231,9 @@ fn commands_use_a_client_certificate() {
 /// As the kubelet updates a mounted Secret: it replaces the link `..data`.
 #[test]
 fn an_updated_secret_is_read_again() {
-    let node = Node::new(TLS);
+    let node = WebConfigNode::new(TLS);
     let mount = node.path().join("mount");
-    let version = |name: &str, identity: &Identity| {
+    let version = |name: &str, identity: &SignedIdentity| {
         let directory = mount.join(name);
         std::fs::create_dir_all(&directory).unwrap();
         identity.write(&directory, "server");
@@ -313,7 +258,8 @@ fn an_updated_secret_is_read_again() {
 
 #[test]
 fn the_kubelet_and_the_admin_socket_need_no_certificate() {
-    let node = Node::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
+    let node =
+        WebConfigNode::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
     let (probes, admin) = (node.path().join("probes.sock"), node.path().join("admin.sock"));
     let (probe_listen, file) = (format!("unix:{}", probes.display()), node.file());
     let arguments = ["agent", "--listen=127.0.0.1:0", "--hardware=none", "--device-plugin=off", "--kubelet-root"];
@@ -369,7 +315,7 @@ fn invalid_files(key: &str) -> Vec<(String, Vec<&'static str>)> {
 
 #[test]
 fn an_invalid_file_at_the_start_is_exit_code_2() {
-    let node = Node::new("");
+    let node = WebConfigNode::new("");
     let (file, root) = (node.file(), node.path().to_str().unwrap().to_owned());
     let secret = node.server.key.lines().nth(1).unwrap();
     for (text, parts) in invalid_files(&node.server.key) {
@@ -389,7 +335,7 @@ fn an_invalid_file_at_the_start_is_exit_code_2() {
 
 #[test]
 fn check_config_reads_the_configuration_and_the_web_configuration() {
-    let node = Node::new(&format!("basic_auth_users: {{a: {}}}\n", hash("x")));
+    let node = WebConfigNode::new(&format!("basic_auth_users: {{a: {}}}\n", hash("x")));
     let (code, output) = agent::ended(&["check-config", "--web-config", node.file().to_str().unwrap()]);
     assert!(code == 0 && output.contains("plain text") && output.contains(": valid\n"), "{output}");
     let config = node.path().join("podmeter.yaml");
@@ -399,4 +345,61 @@ fn check_config_reads_the_configuration_and_the_web_configuration() {
     std::fs::write(&config, format!("webConfig: {}\n", node.path().join("none.yaml").display())).unwrap();
     let (code, output) = agent::ended(&["check-config", config.to_str().unwrap()]);
     assert!(code == 2 && output.contains("none.yaml"), "{output}");
+}
+
+/// A directory with a server's certificate and a web configuration.
+struct WebConfigNode {
+    directory: tempfile::TempDir,
+    authority: Authority,
+    server: SignedIdentity,
+}
+
+impl WebConfigNode {
+    fn new(web_config: &str) -> Self {
+        let authority = Authority::new();
+        let node = Self { directory: tempfile::tempdir().unwrap(), server: authority.server(), authority };
+        node.server.write(node.path(), "server");
+        std::fs::write(node.path().join("ca.crt"), &node.authority.pem).unwrap();
+        node.configure(web_config);
+        node
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The path of a file in it.
+    fn at(&self, name: &str) -> String {
+        self.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn file(&self) -> PathBuf {
+        self.path().join("web-config.yaml")
+    }
+
+    fn configure(&self, web_config: &str) {
+        let next = self.file().with_extension("next");
+        std::fs::write(&next, web_config).unwrap();
+        std::fs::rename(next, self.file()).unwrap();
+    }
+
+    fn start(&self) -> Running {
+        let file = self.file();
+        let arguments = ["--hardware=none", "--device-plugin=off", "--web-config", file.to_str().unwrap()];
+        agent::agent(self.path(), &arguments, &[])
+    }
+
+    fn client(&self) -> TlsClient {
+        TlsClient::new(&self.authority, None)
+    }
+}
+
+impl SignedIdentity {
+    fn der(&self) -> Vec<u8> {
+        CertificateDer::from_pem_slice(self.certificate.as_bytes()).unwrap().to_vec()
+    }
+}
+
+fn hash(password: &str) -> String {
+    bcrypt::hash(password, 4).unwrap()
 }

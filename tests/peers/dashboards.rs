@@ -9,13 +9,122 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::support::agent::Running;
-use crate::support::dashboards::{Query, catalogue, family, queries, selectors, variables};
+use crate::support::dashboards::{PanelQuery, catalogue, family, queries, selectors, variables};
 use crate::support::prometheus::Prometheus;
 
 /// Demos, and the jobs that scrape them. What the first one shows needs no entry below.
 const PROFILES: [&str; 4] = ["8xh100", "8xh100-mig", "8xh100-timesliced", "4xgb200"];
 /// The job of the page made from the catalogue.
 const CONTRACT: &str = "contract";
+
+const HEALTHY: &str = "the simulated GPUs and their driver make no errors";
+const AGREED: &str = "the simulated kubelet and driver list the same GPUs";
+const NOTHING_OUTSIDE: &str = "nothing runs outside allocations";
+const NOT_THROTTLED: &str = "nothing throttles the simulated GPUs";
+
+#[test]
+fn every_query_of_every_dashboard_returns_data() {
+    let arguments = |profile| ["demo", "--listen", "127.0.0.1:0", "--profile", profile];
+    let demos = PROFILES.map(|profile| Running::start(&arguments(profile), &[], None));
+    let contract_address = serve(contract);
+    let mut targets: Vec<(&str, &str)> =
+        PROFILES.into_iter().zip(demos.iter().map(|demo| demo.address.as_str())).collect();
+    targets.push((CONTRACT, &contract_address));
+    let prometheus = Prometheus::start(&configuration(&targets));
+
+    let held = "podmeter_device_info and on (job, gpu_uuid) podmeter_container_allocation_info";
+    prometheus.until(&format!("count(count by (job) ({held}))"), |jobs| jobs >= targets.len() as f64);
+    let gpus: BTreeMap<String, String> = prometheus
+        .query(&format!("{held} and podmeter_device_info{{gpu=\"0\"}}"))
+        .into_iter()
+        .map(|(labels, _)| (labels["job"].clone(), labels["gpu_uuid"].clone()))
+        .collect();
+    mark(&demos[0], &gpus[PROFILES[0]]);
+    prometheus.until("sum(podmeter_device_unhealthy_reason{job=\"8xh100\"})", |marked| marked > 0.0);
+    // A range of scrapes, all of them good.
+    prometheus.until("min(sum_over_time(up[20s]))", |scrapes| scrapes >= 18.0);
+
+    let ask = |query: &PanelQuery, job: &str| {
+        // A panel that draws no zeros is empty while nothing happens.
+        let expression = query.expression.strip_suffix(" > 0").unwrap_or(&query.expression);
+        !prometheus.query(&substituted(expression, job, &gpus[job])).is_empty()
+    };
+    let (mut breaches, mut made_up) = (vec![], 0);
+    for query in queries() {
+        let (place, found) = (&query.place, ask(&query, PROFILES[0]));
+        let wanted = match elsewhere(place) {
+            None => Some(PROFILES[0]),
+            Some(Profile(profile)) => Some(*profile),
+            Some(Nowhere(_)) => None,
+        };
+        match wanted {
+            Some(profile) if profile == PROFILES[0] && found => {}
+            Some(profile) if profile != PROFILES[0] && ask(&query, profile) => {}
+            Some(profile) => breaches.push(format!("{place}: no data in {profile}: {}", query.expression)),
+            None if found || ask(&query, CONTRACT) => made_up += usize::from(!found),
+            None => breaches.push(format!("{place}: no data even where there is every metric: {}", query.expression)),
+        }
+    }
+    for (place, metric, label) in variables() {
+        let values = prometheus.query(&substituted(&format!("count by ({label}) ({metric})"), PROFILES[0], ".*"));
+        // The demo has no clusters, and must be shown all the same.
+        let named = values.iter().any(|(labels, _)| labels.contains_key(&label));
+        if named == (label == "cluster") {
+            breaches.push(format!("{place}: {values:?}"));
+        }
+    }
+    println!("{made_up} of {} queries were answered by the page made from the catalogue alone", queries().len());
+    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+}
+
+/// Two GPUs that are whole, one of them free; one shared by two pods; one divided into two MIG devices, one of them
+/// free.
+const HELD_IN_ALL_WAYS: &str = r#"
+podmeter_device_info{gpu_uuid="GPU-a",gpu="0"} 1
+podmeter_device_info{gpu_uuid="GPU-b",gpu="1"} 1
+podmeter_device_info{gpu_uuid="GPU-c",gpu="2"} 1
+podmeter_device_info{gpu_uuid="GPU-d",gpu="3"} 1
+podmeter_mig_device_info{gpu_uuid="GPU-d",mig_uuid="MIG-x",gpu_instance="1",compute_instance="0",profile="3g.40gb"} 1
+podmeter_mig_device_info{gpu_uuid="GPU-d",mig_uuid="MIG-y",gpu_instance="2",compute_instance="0",profile="4g.40gb"} 1
+podmeter_container_allocation_info{namespace="red",pod="one",container="main",gpu_uuid="GPU-b",device_id="GPU-b"} 1
+podmeter_container_allocation_info{namespace="red",pod="one",container="side",gpu_uuid="GPU-b",device_id="GPU-b"} 1
+podmeter_container_allocation_info{namespace="red",pod="two",container="main",gpu_uuid="GPU-c",device_id="GPU-c::0"} 1
+podmeter_container_allocation_info{namespace="blue",pod="two",container="main",gpu_uuid="GPU-c",device_id="GPU-c::3"} 1
+podmeter_container_allocation_info{namespace="blue",pod="mig",container="main",gpu_uuid="GPU-d",mig_uuid="MIG-y"} 1
+"#;
+
+#[test]
+fn a_device_has_one_holder_a_number_of_them_or_is_free() {
+    let address = serve(|_| HELD_IN_ALL_WAYS.to_owned());
+    let prometheus = Prometheus::start(&configuration(&[("page", &address)]));
+    prometheus.until("sum(up)", |up| up > 0.0);
+    let queries = queries();
+    let query = queries.iter().find(|query| query.place.starts_with("node / Holders of each device")).unwrap();
+    let rows = prometheus.query(&substituted(&query.expression, "page", ".*")).into_iter();
+    let mut shown: Vec<String> =
+        rows.map(|(labels, _)| format!("{}: {}", labels["device"], labels["holder"])).collect();
+    shown.sort();
+    assert_eq!(
+        shown,
+        [
+            "page 3 3g.40gb 1: free",
+            "page 3 4g.40gb 2: blue/mig",
+            "page GPU 0: free",
+            "page GPU 1: red/one",
+            "page GPU 2: 2 pods",
+        ]
+    );
+}
+
+/// A list of exceptions is true only while it names what there is.
+#[test]
+fn every_exception_is_about_a_query_and_gives_its_reason() {
+    let places: Vec<String> = queries().into_iter().map(|query| query.place).collect();
+    for (end, elsewhere) in &ELSEWHERE {
+        assert!(places.iter().any(|place| place.ends_with(end)), "no query {end}");
+        assert!(!matches!(elsewhere, Nowhere("")), "{end} without a reason");
+    }
+}
 
 /// Where the data is, if not in the first demo.
 enum Elsewhere {
@@ -25,11 +134,6 @@ enum Elsewhere {
     Nowhere(&'static str),
 }
 use Elsewhere::{Nowhere, Profile};
-
-const HEALTHY: &str = "the simulated GPUs and their driver make no errors";
-const AGREED: &str = "the simulated kubelet and driver list the same GPUs";
-const NOTHING_OUTSIDE: &str = "nothing runs outside allocations";
-const NOT_THROTTLED: &str = "nothing throttles the simulated GPUs";
 
 /// Queries by the end of their place.
 const ELSEWHERE: [(&str, Elsewhere); 41] = [
@@ -166,108 +270,4 @@ fn mark(demo: &Running, gpu: &str) {
         Command::new("curl").args(["-s", "--unix-socket", socket, "http://podmeter/mark", "-d", &order]).output();
     let printed = String::from_utf8(output.expect("curl is installed (scripts/check does that)").stdout).unwrap();
     assert!(printed.contains("\"marked\":true"), "{printed}");
-}
-
-#[test]
-fn every_query_of_every_dashboard_returns_data() {
-    let arguments = |profile| ["demo", "--listen", "127.0.0.1:0", "--profile", profile];
-    let demos = PROFILES.map(|profile| Running::start(&arguments(profile), &[], None));
-    let contract_address = serve(contract);
-    let mut targets: Vec<(&str, &str)> =
-        PROFILES.into_iter().zip(demos.iter().map(|demo| demo.address.as_str())).collect();
-    targets.push((CONTRACT, &contract_address));
-    let prometheus = Prometheus::start(&configuration(&targets));
-
-    let held = "podmeter_device_info and on (job, gpu_uuid) podmeter_container_allocation_info";
-    prometheus.until(&format!("count(count by (job) ({held}))"), |jobs| jobs >= targets.len() as f64);
-    let gpus: BTreeMap<String, String> = prometheus
-        .query(&format!("{held} and podmeter_device_info{{gpu=\"0\"}}"))
-        .into_iter()
-        .map(|(labels, _)| (labels["job"].clone(), labels["gpu_uuid"].clone()))
-        .collect();
-    mark(&demos[0], &gpus[PROFILES[0]]);
-    prometheus.until("sum(podmeter_device_unhealthy_reason{job=\"8xh100\"})", |marked| marked > 0.0);
-    // A range of scrapes, all of them good.
-    prometheus.until("min(sum_over_time(up[20s]))", |scrapes| scrapes >= 18.0);
-
-    let ask = |query: &Query, job: &str| {
-        // A panel that draws no zeros is empty while nothing happens.
-        let expression = query.expression.strip_suffix(" > 0").unwrap_or(&query.expression);
-        !prometheus.query(&substituted(expression, job, &gpus[job])).is_empty()
-    };
-    let (mut breaches, mut made_up) = (vec![], 0);
-    for query in queries() {
-        let (place, found) = (&query.place, ask(&query, PROFILES[0]));
-        let wanted = match elsewhere(place) {
-            None => Some(PROFILES[0]),
-            Some(Profile(profile)) => Some(*profile),
-            Some(Nowhere(_)) => None,
-        };
-        match wanted {
-            Some(profile) if profile == PROFILES[0] && found => {}
-            Some(profile) if profile != PROFILES[0] && ask(&query, profile) => {}
-            Some(profile) => breaches.push(format!("{place}: no data in {profile}: {}", query.expression)),
-            None if found || ask(&query, CONTRACT) => made_up += usize::from(!found),
-            None => breaches.push(format!("{place}: no data even where there is every metric: {}", query.expression)),
-        }
-    }
-    for (place, metric, label) in variables() {
-        let values = prometheus.query(&substituted(&format!("count by ({label}) ({metric})"), PROFILES[0], ".*"));
-        // The demo has no clusters, and must be shown all the same.
-        let named = values.iter().any(|(labels, _)| labels.contains_key(&label));
-        if named == (label == "cluster") {
-            breaches.push(format!("{place}: {values:?}"));
-        }
-    }
-    println!("{made_up} of {} queries were answered by the page made from the catalogue alone", queries().len());
-    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
-}
-
-/// Two GPUs that are whole, one of them free; one shared by two pods; one divided into two MIG devices, one of them
-/// free.
-const HELD_IN_ALL_WAYS: &str = r#"
-podmeter_device_info{gpu_uuid="GPU-a",gpu="0"} 1
-podmeter_device_info{gpu_uuid="GPU-b",gpu="1"} 1
-podmeter_device_info{gpu_uuid="GPU-c",gpu="2"} 1
-podmeter_device_info{gpu_uuid="GPU-d",gpu="3"} 1
-podmeter_mig_device_info{gpu_uuid="GPU-d",mig_uuid="MIG-x",gpu_instance="1",compute_instance="0",profile="3g.40gb"} 1
-podmeter_mig_device_info{gpu_uuid="GPU-d",mig_uuid="MIG-y",gpu_instance="2",compute_instance="0",profile="4g.40gb"} 1
-podmeter_container_allocation_info{namespace="red",pod="one",container="main",gpu_uuid="GPU-b",device_id="GPU-b"} 1
-podmeter_container_allocation_info{namespace="red",pod="one",container="side",gpu_uuid="GPU-b",device_id="GPU-b"} 1
-podmeter_container_allocation_info{namespace="red",pod="two",container="main",gpu_uuid="GPU-c",device_id="GPU-c::0"} 1
-podmeter_container_allocation_info{namespace="blue",pod="two",container="main",gpu_uuid="GPU-c",device_id="GPU-c::3"} 1
-podmeter_container_allocation_info{namespace="blue",pod="mig",container="main",gpu_uuid="GPU-d",mig_uuid="MIG-y"} 1
-"#;
-
-#[test]
-fn a_device_has_one_holder_a_number_of_them_or_is_free() {
-    let address = serve(|_| HELD_IN_ALL_WAYS.to_owned());
-    let prometheus = Prometheus::start(&configuration(&[("page", &address)]));
-    prometheus.until("sum(up)", |up| up > 0.0);
-    let queries = queries();
-    let query = queries.iter().find(|query| query.place.starts_with("node / Holders of each device")).unwrap();
-    let rows = prometheus.query(&substituted(&query.expression, "page", ".*")).into_iter();
-    let mut shown: Vec<String> =
-        rows.map(|(labels, _)| format!("{}: {}", labels["device"], labels["holder"])).collect();
-    shown.sort();
-    assert_eq!(
-        shown,
-        [
-            "page 3 3g.40gb 1: free",
-            "page 3 4g.40gb 2: blue/mig",
-            "page GPU 0: free",
-            "page GPU 1: red/one",
-            "page GPU 2: 2 pods",
-        ]
-    );
-}
-
-/// A list of exceptions is true only while it names what there is.
-#[test]
-fn every_exception_is_about_a_query_and_gives_its_reason() {
-    let places: Vec<String> = queries().into_iter().map(|query| query.place).collect();
-    for (end, elsewhere) in &ELSEWHERE {
-        assert!(places.iter().any(|place| place.ends_with(end)), "no query {end}");
-        assert!(!matches!(elsewhere, Nowhere("")), "{end} without a reason");
-    }
 }

@@ -7,74 +7,8 @@ use crate::support::agent::Running;
 use crate::support::prometheus::Prometheus;
 use serde_json::Value;
 
-/// As the documentation recommends it, at a pace for tests.
-const CONFIGURATION: &str = r#"
-global:
-  scrape_interval: 500ms
-  evaluation_interval: 1s
-rule_files: [RULES]
-scrape_configs:
-  - job_name: podmeter
-    honor_labels: true
-    relabel_configs:
-      - target_label: node
-        replacement: demo-node
-      # Or device series, which have no pod of their own, would take the exporter's.
-      - action: labeldrop
-        regex: namespace|pod|container|service|endpoint
-    static_configs:
-      - targets: ["ADDRESS"]
-        labels: { namespace: monitoring, pod: podmeter-abcde, container: podmeter }
-"#;
-
-/// With the rules copied into `directory`: the group with its own interval of minutes is evaluated at the server's.
-fn configuration(address: &str, directory: &Path) -> String {
-    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rules");
-    let cost = rules.join("cost.rules.yaml");
-    let own_pace = "    interval: 3m\n";
-    let text = std::fs::read_to_string(rules.join("podmeter.rules.yaml")).unwrap();
-    assert!(text.contains(own_pace), "a group has another pace: say so here");
-    let rules = directory.join("podmeter.rules.yaml");
-    std::fs::write(&rules, text.replace(own_pace, "")).unwrap();
-    CONFIGURATION.replace("ADDRESS", address).replace("RULES", &format!("{}, {}", rules.display(), cost.display()))
-}
-
 /// namespace → (allocated, busy) GPU-seconds.
-type Sums = BTreeMap<String, (f64, f64)>;
-
-/// What the simulation gave, by its own account, at the unix time nearest to `at`.
-fn truth(file: &Path, at: f64) -> Sums {
-    let text = std::fs::read_to_string(file).unwrap();
-    // The last line may be half written.
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let distance = |line: &Value| (line["unix"].as_f64().unwrap() - at).abs();
-    let nearest = lines.min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap();
-    assert!(distance(&nearest) < 0.5, "the truth was written all the time");
-    let mut sums = Sums::new();
-    for row in nearest["holdings"].as_array().unwrap() {
-        let sum = sums.entry(row["namespace"].as_str().unwrap().to_owned()).or_default();
-        sum.0 += row["held_seconds"].as_f64().unwrap();
-        sum.1 += row["busy_seconds"].as_f64().unwrap();
-    }
-    sums
-}
-
-/// What Prometheus has at one instant, and the time of the device readings behind it.
-fn known(prometheus: &Prometheus) -> (f64, Sums) {
-    let at = prometheus.scalar("vector(time())").unwrap() - 1.0;
-    let read = format!("podmeter_collector_last_success_timestamp_seconds{{collector=\"fast\"}} @ {at}");
-    let sum = |metric: &str| {
-        let rows = prometheus.query(&format!("sum by (namespace) ({metric} @ {at})"));
-        rows.into_iter().map(|(labels, value)| (labels["namespace"].clone(), value)).collect::<BTreeMap<_, _>>()
-    };
-    let busy = sum("podmeter_container_busy_seconds_total");
-    let allocated = sum("podmeter_container_allocated_seconds_total").into_iter();
-    let sums = allocated.map(|(namespace, seconds)| {
-        let busy = busy[&namespace];
-        (namespace, (seconds, busy))
-    });
-    (prometheus.scalar(&read).unwrap(), sums.collect())
-}
+type NamespaceSums = BTreeMap<String, (f64, f64)>;
 
 #[test]
 fn gpu_seconds_per_namespace_match_while_pods_come_and_go() {
@@ -107,6 +41,72 @@ fn gpu_seconds_per_namespace_match_while_pods_come_and_go() {
     );
     assert_eq!(prometheus.scalar("up"), Some(1.0));
     rules_are_well_and_quiet(&prometheus, truth.len());
+}
+
+/// As the documentation recommends it, at a pace for tests.
+const CONFIGURATION: &str = r#"
+global:
+  scrape_interval: 500ms
+  evaluation_interval: 1s
+rule_files: [RULES]
+scrape_configs:
+  - job_name: podmeter
+    honor_labels: true
+    relabel_configs:
+      - target_label: node
+        replacement: demo-node
+      # Or device series, which have no pod of their own, would take the exporter's.
+      - action: labeldrop
+        regex: namespace|pod|container|service|endpoint
+    static_configs:
+      - targets: ["ADDRESS"]
+        labels: { namespace: monitoring, pod: podmeter-abcde, container: podmeter }
+"#;
+
+/// With the rules copied into `directory`: the group with its own interval of minutes is evaluated at the server's.
+fn configuration(address: &str, directory: &Path) -> String {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/rules");
+    let cost = rules.join("cost.rules.yaml");
+    let own_pace = "    interval: 3m\n";
+    let text = std::fs::read_to_string(rules.join("podmeter.rules.yaml")).unwrap();
+    assert!(text.contains(own_pace), "a group has another pace: say so here");
+    let rules = directory.join("podmeter.rules.yaml");
+    std::fs::write(&rules, text.replace(own_pace, "")).unwrap();
+    CONFIGURATION.replace("ADDRESS", address).replace("RULES", &format!("{}, {}", rules.display(), cost.display()))
+}
+
+/// What the simulation gave, by its own account, at the unix time nearest to `at`.
+fn truth(file: &Path, at: f64) -> NamespaceSums {
+    let text = std::fs::read_to_string(file).unwrap();
+    // The last line may be half written.
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let distance = |line: &Value| (line["unix"].as_f64().unwrap() - at).abs();
+    let nearest = lines.min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap();
+    assert!(distance(&nearest) < 0.5, "the truth was written all the time");
+    let mut sums = NamespaceSums::new();
+    for row in nearest["holdings"].as_array().unwrap() {
+        let sum = sums.entry(row["namespace"].as_str().unwrap().to_owned()).or_default();
+        sum.0 += row["held_seconds"].as_f64().unwrap();
+        sum.1 += row["busy_seconds"].as_f64().unwrap();
+    }
+    sums
+}
+
+/// What Prometheus has at one instant, and the time of the device readings behind it.
+fn known(prometheus: &Prometheus) -> (f64, NamespaceSums) {
+    let at = prometheus.scalar("vector(time())").unwrap() - 1.0;
+    let read = format!("podmeter_collector_last_success_timestamp_seconds{{collector=\"fast\"}} @ {at}");
+    let sum = |metric: &str| {
+        let rows = prometheus.query(&format!("sum by (namespace) ({metric} @ {at})"));
+        rows.into_iter().map(|(labels, value)| (labels["namespace"].clone(), value)).collect::<BTreeMap<_, _>>()
+    };
+    let busy = sum("podmeter_container_busy_seconds_total");
+    let allocated = sum("podmeter_container_allocated_seconds_total").into_iter();
+    let sums = allocated.map(|(namespace, seconds)| {
+        let busy = busy[&namespace];
+        (namespace, (seconds, busy))
+    });
+    (prometheus.scalar(&read).unwrap(), sums.collect())
 }
 
 /// Every rule of ours evaluates, the recording rules have input, and a healthy node has no alert.

@@ -7,6 +7,60 @@ use crate::support::agent::{Running, binary};
 use crate::support::polling::poll;
 use tempfile::TempDir;
 
+#[test]
+fn the_table_fits_the_terminal_and_keys_work() {
+    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
+    top(&terminal, &demo, "");
+    let screen = terminal.until("the table", fresh);
+    let lines: Vec<&str> = screen.lines().collect();
+    assert_eq!(lines.len(), 24, "{screen}");
+    assert!(lines[1].starts_with("8 GPUs, ") && lines[23].starts_with("q: quit"), "{screen}");
+
+    terminal.keys(&["j", "k", "Enter"]);
+    terminal.until("details", |screen| screen.contains("Held by") && screen.contains("Unattributed"));
+    terminal.keys(&["q"]);
+    terminal.until("the table again", fresh);
+    terminal.tmux(&["resize-window", "-x", "120", "-y", "30"]);
+    terminal.until("a wide table", |screen| screen.lines().count() == 30 && screen.contains(" IDLE ") && fresh(screen));
+    terminal.tmux(&["resize-window", "-x", "80", "-y", "24"]);
+    terminal.until("a narrow table", |screen| screen.lines().count() == 24 && fresh(screen));
+    terminal.keys(&["q"]);
+    terminal.until("the shell again", |screen| screen.lines().last() == Some("ready>"));
+    terminal.line("stty -a | grep -o ' icanon'; echo ended-$?");
+    terminal.until("a terminal as it was", |screen| screen.contains("\nended-0") && screen.contains("\n icanon"));
+}
+
+#[test]
+fn a_signal_leaves_the_terminal_as_it_was() {
+    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
+    let file = terminal.directory.path().join("pid");
+    terminal.line(&format!(
+        "sh -c 'echo $$ >{}; exec {} top --url http://{}'; stty -a | grep -o ' icanon'; echo ended-$?",
+        file.display(),
+        binary().display(),
+        demo.address
+    ));
+    terminal.until("the table", fresh);
+    let pid = std::fs::read_to_string(&file).unwrap();
+    assert!(Command::new("kill").args(["-s", "TERM", pid.trim()]).status().unwrap().success());
+    terminal.until("a terminal as it was", |screen| screen.contains("\n icanon") && screen.contains("\nended-0"));
+}
+
+#[test]
+fn no_colour_and_dumb_terminals_are_respected() {
+    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
+    top(&terminal, &demo, "NO_COLOR=1");
+    terminal.until("the table", fresh);
+    // No colours of the terminal itself.
+    let colours = terminal.tmux(&["capture-pane", "-p", "-e"]).replace("\x1b[39m", "").replace("\x1b[49m", "");
+    assert!(!colours.contains("\x1b[3") && !colours.contains(";5;"), "{colours:?}");
+    terminal.keys(&["q"]);
+    terminal.until("the shell again", |screen| screen.lines().last() == Some("ready>"));
+    terminal.line("clear");
+    top(&terminal, &demo, "TERM=dumb");
+    terminal.until("text", |screen| screen.contains("exclusive") && screen.lines().last() == Some("ready>"));
+}
+
 /// A shell in its own tmux server, which ends when this is dropped.
 struct Terminal {
     directory: TempDir,
@@ -74,58 +128,4 @@ fn top(terminal: &Terminal, demo: &Running, before: &str) {
 
 fn fresh(screen: &str) -> bool {
     screen.contains(" fresh, ") && screen.contains("0 H100 80GB HBM3") && screen.contains("  team-vision/")
-}
-
-#[test]
-fn the_table_fits_the_terminal_and_keys_work() {
-    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
-    top(&terminal, &demo, "");
-    let screen = terminal.until("the table", fresh);
-    let lines: Vec<&str> = screen.lines().collect();
-    assert_eq!(lines.len(), 24, "{screen}");
-    assert!(lines[1].starts_with("8 GPUs, ") && lines[23].starts_with("q: quit"), "{screen}");
-
-    terminal.keys(&["j", "k", "Enter"]);
-    terminal.until("details", |screen| screen.contains("Held by") && screen.contains("Unattributed"));
-    terminal.keys(&["q"]);
-    terminal.until("the table again", fresh);
-    terminal.tmux(&["resize-window", "-x", "120", "-y", "30"]);
-    terminal.until("a wide table", |screen| screen.lines().count() == 30 && screen.contains(" IDLE ") && fresh(screen));
-    terminal.tmux(&["resize-window", "-x", "80", "-y", "24"]);
-    terminal.until("a narrow table", |screen| screen.lines().count() == 24 && fresh(screen));
-    terminal.keys(&["q"]);
-    terminal.until("the shell again", |screen| screen.lines().last() == Some("ready>"));
-    terminal.line("stty -a | grep -o ' icanon'; echo ended-$?");
-    terminal.until("a terminal as it was", |screen| screen.contains("\nended-0") && screen.contains("\n icanon"));
-}
-
-#[test]
-fn a_signal_leaves_the_terminal_as_it_was() {
-    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
-    let file = terminal.directory.path().join("pid");
-    terminal.line(&format!(
-        "sh -c 'echo $$ >{}; exec {} top --url http://{}'; stty -a | grep -o ' icanon'; echo ended-$?",
-        file.display(),
-        binary().display(),
-        demo.address
-    ));
-    terminal.until("the table", fresh);
-    let pid = std::fs::read_to_string(&file).unwrap();
-    assert!(Command::new("kill").args(["-s", "TERM", pid.trim()]).status().unwrap().success());
-    terminal.until("a terminal as it was", |screen| screen.contains("\n icanon") && screen.contains("\nended-0"));
-}
-
-#[test]
-fn no_colour_and_dumb_terminals_are_respected() {
-    let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
-    top(&terminal, &demo, "NO_COLOR=1");
-    terminal.until("the table", fresh);
-    // No colours of the terminal itself.
-    let colours = terminal.tmux(&["capture-pane", "-p", "-e"]).replace("\x1b[39m", "").replace("\x1b[49m", "");
-    assert!(!colours.contains("\x1b[3") && !colours.contains(";5;"), "{colours:?}");
-    terminal.keys(&["q"]);
-    terminal.until("the shell again", |screen| screen.lines().last() == Some("ready>"));
-    terminal.line("clear");
-    top(&terminal, &demo, "TERM=dumb");
-    terminal.until("text", |screen| screen.contains("exclusive") && screen.lines().last() == Some("ready>"));
 }

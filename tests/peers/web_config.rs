@@ -51,7 +51,7 @@ fn prometheus_scrapes_while_certificates_are_renewed() {
     // Prometheus reads its files at each scrape and reconnects when they have changed.
     assert_eq!(prometheus.scalar("min_over_time(up[5s])"), Some(1.0));
     let status = |authority: &Authority| {
-        let client = certificates::Client::new(authority, Some(&authority.client("scraper.example")));
+        let client = certificates::TlsClient::new(authority, Some(&authority.client("scraper.example")));
         client.status(&running.address, "/metrics", "")
     };
     assert_eq!(status(&new).unwrap(), 401, "a password is still needed");

@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::polling::{PATIENCE, poll, until_true};
 
 /// The binary that cargo built with the tests, or the one that `PODMETER_BINARY` names.
@@ -67,17 +69,29 @@ pub fn get(address: &str, path: &str) -> Answer {
     get_with(address, path, "")
 }
 
-fn get_with(address: &str, path: &str, headers: &str) -> Answer {
-    let mut stream = TcpStream::connect(address).expect("podmeter listens");
+/// A connection whose reads and writes end at last.
+pub fn connect(address: &str) -> TcpStream {
+    let stream = TcpStream::connect(address).expect("podmeter listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
+    stream.set_write_timeout(Some(PATIENCE)).expect("a socket option");
+    stream
+}
+
+fn get_with(address: &str, path: &str, headers: &str) -> Answer {
+    let mut stream = connect(address);
     write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n").expect("sent");
     Answer::read(stream)
 }
 
+fn connect_to(socket: &Path) -> std::io::Result<UnixStream> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
 /// A command over an admin socket.
 pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
-    let mut stream = UnixStream::connect(socket).expect("the admin socket is there");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket option");
+    let mut stream = connect_to(socket).expect("the admin socket is there");
     let length = body.len();
     let head = format!("POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {length}\r\nConnection: close");
     write!(stream, "{head}\r\n\r\n{body}").expect("sent");
@@ -86,17 +100,22 @@ pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
 
 /// The error: no process listens on the socket.
 pub fn get_over(socket: &Path, path: &str) -> std::io::Result<Answer> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = connect_to(socket)?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")?;
     Ok(Answer::read(stream))
 }
 
-/// Exit code and output of a command that ends by itself.
+/// Exit code, standard output and standard error of a program that ends by itself.
+pub fn output(program: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().expect("not killed"), text(&output.stdout), text(&output.stderr))
+}
+
+/// Exit code and all output of a command of podmeter that ends by itself.
 pub fn ended(arguments: &[&str]) -> (i32, String) {
-    let output = Command::new(binary()).args(arguments).output().expect("start podmeter");
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code().expect("not killed"), String::from_utf8_lossy(&text).into_owned())
+    let (code, out, err) = output(&binary(), arguments);
+    (code, out + &err)
 }
 
 /// `podmeter agent` over this kubelet root, with no admin socket, on a free port.
@@ -219,6 +238,12 @@ impl Running {
 
     pub fn get(&self, path: &str) -> Answer {
         self.get_with(path, "")
+    }
+
+    /// The public JSON of the node.
+    pub fn node(&self) -> Value {
+        let body = self.get("/api/v1/node").body;
+        serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"))
     }
 
     /// `headers`: whole lines, each ending in CRLF.

@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use super::polling::PATIENCE;
+use super::agent::connect;
 
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -26,7 +26,7 @@ pub fn basic(user: &str, password: &str) -> String {
 
 /// A certificate and its key.
 #[derive(Clone)]
-pub struct Identity {
+pub struct SignedIdentity {
     pub certificate: String,
     pub key: String,
 }
@@ -41,15 +41,15 @@ impl Authority {
         Self { issuer: Issuer::new(parameters, key), pem }
     }
 
-    pub fn server(&self) -> Identity {
+    pub fn server(&self) -> SignedIdentity {
         self.sign(&["localhost", "127.0.0.1"], ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    pub fn client(&self, name: &str) -> Identity {
+    pub fn client(&self, name: &str) -> SignedIdentity {
         self.sign(&[name], ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    fn sign(&self, names: &[&str], purpose: ExtendedKeyUsagePurpose) -> Identity {
+    fn sign(&self, names: &[&str], purpose: ExtendedKeyUsagePurpose) -> SignedIdentity {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut parameters = CertificateParams::new(names).unwrap();
         // Different from the authority's, or OpenSSL treats it as self-signed.
@@ -57,11 +57,11 @@ impl Authority {
         parameters.extended_key_usages = vec![purpose];
         let key = KeyPair::generate().unwrap();
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
-        Identity { certificate: certificate.pem(), key: key.serialize_pem() }
+        SignedIdentity { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 }
 
-impl Identity {
+impl SignedIdentity {
     /// `NAME.crt` and `NAME.key`.
     pub fn write(&self, directory: &Path, name: &str) -> (PathBuf, PathBuf) {
         let (certificate, key) = (directory.join(format!("{name}.crt")), directory.join(format!("{name}.key")));
@@ -72,18 +72,18 @@ impl Identity {
 }
 
 /// A client, with its trusted authority.
-pub struct Client {
+pub struct TlsClient {
     config: Arc<ClientConfig>,
 }
 
-impl Client {
-    pub fn new(authority: &Authority, identity: Option<&Identity>) -> Self {
+impl TlsClient {
+    pub fn new(authority: &Authority, identity: Option<&SignedIdentity>) -> Self {
         Self::with_versions(authority, identity, rustls::ALL_VERSIONS)
     }
 
     pub fn with_versions(
         authority: &Authority,
-        identity: Option<&Identity>,
+        identity: Option<&SignedIdentity>,
         versions: &[&'static rustls::SupportedProtocolVersion],
     ) -> Self {
         let mut roots = RootCertStore::empty();
@@ -105,8 +105,7 @@ impl Client {
     }
 
     pub fn connect(&self, address: &str) -> StreamOwned<ClientConnection, TcpStream> {
-        let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let stream = connect(address);
         let name = ServerName::try_from("localhost").unwrap();
         StreamOwned::new(ClientConnection::new(Arc::clone(&self.config), name).unwrap(), stream)
     }

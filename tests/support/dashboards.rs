@@ -24,7 +24,7 @@ pub fn read() -> BTreeMap<String, Value> {
 }
 
 /// One query of a panel or an annotation.
-pub struct Query {
+pub struct PanelQuery {
     /// `fleet / Unhealthy GPUs / A`: dashboard, panel, query.
     pub place: String,
     pub expression: String,
@@ -42,29 +42,21 @@ fn list(dashboard_or_row: &Value) -> impl Iterator<Item = &Value> {
     dashboard_or_row["panels"].as_array().into_iter().flatten()
 }
 
-pub fn queries() -> Vec<Query> {
+pub fn queries() -> Vec<PanelQuery> {
     let mut all = vec![];
     for (name, dashboard) in read() {
         let name = name.trim_end_matches(".json").to_owned();
         let string = |value: &Value| value.as_str().expect("text").to_owned();
         for annotation in dashboard["annotations"]["list"].as_array().expect("a list") {
             let place = format!("{name} / annotation {}", string(&annotation["name"]));
-            all.push(Query {
-                place,
-                expression: string(&annotation["expr"]),
-                legend: string(&annotation["titleFormat"]),
-                instant: false,
-            });
+            let [expression, legend] = ["expr", "titleFormat"].map(|key| string(&annotation[key]));
+            all.push(PanelQuery { place, expression, legend, instant: false });
         }
         for panel in panels(&dashboard) {
             for target in panel["targets"].as_array().into_iter().flatten() {
                 let place = format!("{name} / {} / {}", string(&panel["title"]), string(&target["refId"]));
-                all.push(Query {
-                    place,
-                    expression: string(&target["expr"]),
-                    legend: string(&target["legendFormat"]),
-                    instant: target["instant"] == true,
-                });
+                let [expression, legend] = ["expr", "legendFormat"].map(|key| string(&target[key]));
+                all.push(PanelQuery { place, expression, legend, instant: target["instant"] == true });
             }
         }
     }

@@ -9,17 +9,18 @@ use tokio::sync::watch;
 
 /// Follows the hardware until its sender is dropped.
 pub fn health_of(mut hardware: watch::Receiver<Arc<HardwareState>>) -> watch::Receiver<Arc<HealthState>> {
-    let (publish, health) = watch::channel(Arc::new(derive(&hardware.borrow_and_update())));
+    let (publish, health) = watch::channel(Arc::new(health_from(&hardware.borrow_and_update())));
     tokio::spawn(async move {
         while hardware.changed().await.is_ok() {
-            let state = derive(&hardware.borrow_and_update());
+            let state = health_from(&hardware.borrow_and_update());
             publish.send_replace(Arc::new(state));
         }
     });
     health
 }
 
-fn derive(hardware: &HardwareState) -> HealthState {
+/// Of the readings alone.
+pub fn health_from(hardware: &HardwareState) -> HealthState {
     let cause = |reason, detail: &str| vec![HealthCause { reason, detail: detail.into(), clears: "".into() }];
     let device = |gpu: &Gpu| {
         let causes = match hardware.readings.get(&gpu.uuid) {

@@ -5,12 +5,13 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use podmeter::clock::Clock;
-use podmeter::domain::model::{GpuUuid, HardwareState, Medium, Moment, Monotonic, Slow, UnixSeconds};
+use podmeter::domain::model::{GpuUuid, HardwareState, Medium, Slow};
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::hardware::{
     Driver as _, DriverSession, Due, HardwareHandle, HardwareSettings, Tier, XidBatches, XidSender, start,
 };
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::fake_nvml::FakeNvml;
 
@@ -83,6 +84,15 @@ pub fn add_pci_device(sys: &Path, bus_id: &str, attributes: &[(&str, &str)]) -> 
     device
 }
 
+/// What sysfs shows of so many of the fake driver's GPUs, each with these attributes.
+pub fn pci_bus(gpus: usize, attributes: &[(&str, &str)]) -> TempDir {
+    let sys = tempfile::tempdir().unwrap();
+    for gpu in 0..gpus {
+        add_pci_device(sys.path(), &pci_bus_id(gpu), attributes);
+    }
+    sys
+}
+
 /// Binds a device on the PCI bus to a kernel driver.
 pub fn bind(device: &Path, driver: &str) {
     let link = device.join("driver");
@@ -102,6 +112,4 @@ pub fn has_fast(state: &HardwareState, index: usize) -> bool {
     state.readings.get(&gpu(index)).is_some_and(|readings| readings.fast.is_some())
 }
 
-pub fn at(seconds: u64) -> Moment {
-    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
-}
+pub use super::test_data::at_second as at;

@@ -18,12 +18,12 @@ pub use podmeter::simulation::kubelet::{
 };
 
 /// A kubelet and its directory in place of `/var/lib/kubelet`, removed with it.
-pub struct Node {
+pub struct KubeletNode {
     pub kubelet: FakeKubelet,
     pub root: TempDir,
 }
 
-impl std::ops::Deref for Node {
+impl std::ops::Deref for KubeletNode {
     type Target = FakeKubelet;
 
     fn deref(&self) -> &FakeKubelet {
@@ -31,10 +31,12 @@ impl std::ops::Deref for Node {
     }
 }
 
+pub const GPU: &str = "nvidia.com/gpu";
+
 /// Of kubelets before and from 1.37.
 pub const VERSIONS: [KubeletVersion; 2] = [KubeletVersion::UpTo136, KubeletVersion::From137];
 
-pub async fn node_under(version: KubeletVersion) -> Node {
+pub async fn node_under(version: KubeletVersion) -> KubeletNode {
     node(Options { version, ..Options::default() }).await
 }
 
@@ -52,18 +54,23 @@ pub fn client_settings(root: &Path, deadline: Duration) -> KubeletSettings {
     }
 }
 
-/// A running pod of namespace `team-a` that was given this device.
-pub fn holding_pod(name: &str, device: &str) -> PodSpec {
-    PodSpec::new("team-a", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", device, &[0]))
+/// A pod of namespace `team` whose container `main` asks for this many devices.
+pub fn asking_pod(name: &str, resource: &str, count: usize) -> PodSpec {
+    PodSpec::new("team", name).container(ContainerSpec::new("main").asks(resource, count))
 }
 
-pub async fn node(options: Options) -> Node {
+/// A pod of namespace `team` whose container `main` was given this device before.
+pub fn holding_pod(name: &str, resource: &str, device: &str) -> PodSpec {
+    PodSpec::new("team", name).container(ContainerSpec::new("main").holds(resource, device, &[0]))
+}
+
+pub async fn node(options: Options) -> KubeletNode {
     let root = tempfile::tempdir().unwrap();
     let kubelet = FakeKubelet::start(root.path(), options).await.unwrap();
-    Node { kubelet, root }
+    KubeletNode { kubelet, root }
 }
 
-impl Node {
+impl KubeletNode {
     pub async fn client(&self) -> PodResourcesListerClient<Channel> {
         let channel = connect(&self.pod_resources_socket()).await.unwrap();
         PodResourcesListerClient::new(channel).max_decoding_message_size(1 << 30)
@@ -82,6 +89,35 @@ impl Node {
         let request = v1::GetPodResourcesRequest { pod_name: pod.to_owned(), pod_namespace: namespace.to_owned() };
         let response = self.client().await.get(request).await?;
         Ok(response.into_inner().pod_resources.expect("an answer without an error has a pod"))
+    }
+
+    /// Until the kubelet has so many devices of the resource, and allocates so many.
+    pub async fn counts(&self, resource: &str, capacity: usize, allocatable: usize) {
+        let expected = DeviceCount { capacity, allocatable };
+        let becomes = self.node_status_becomes(|status| status.get(resource) == Some(&expected)).await;
+        assert!(becomes, "{resource}: {expected:?}, not {:?}", self.node_status());
+    }
+
+    pub async fn runs(&self, pod: PodSpec) {
+        let name = pod.name.clone();
+        assert_eq!(self.add_pod(pod).await, AdmissionOutcome::Running, "{name}");
+    }
+
+    /// The kubelet's message.
+    pub async fn rejects(&self, pod: PodSpec, expected: &str) -> String {
+        let name = pod.name.clone();
+        match self.add_pod(pod).await {
+            AdmissionOutcome::Rejected { reason, message } => {
+                assert_eq!(reason, expected, "{message}");
+                message
+            }
+            AdmissionOutcome::Running => panic!("{name} was admitted"),
+        }
+    }
+
+    /// The IDs that container `main` of a pod of namespace `team` has.
+    pub fn held(&self, pod: &str) -> Vec<String> {
+        self.devices_of("team", pod, "main").into_iter().map(|(_, id)| id).collect()
     }
 
     pub async fn register(&self, version: &str, endpoint: &str, resource: &str) -> Result<(), tonic::Status> {

@@ -5,22 +5,22 @@ use podmeter::simulation::kubelet::ListedDevice;
 use serde_json::Value;
 
 use super::captures;
-use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, node};
+use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, KubeletNode, Options, PodSpec, node};
 
 pub const GPU: &str = "lab.example.com/gpu";
 pub const SAMPLE: &str = "example.com/resource";
 
 /// With the devices of both plugins advertised.
 pub struct Lab {
-    pub node: Node,
+    pub node: KubeletNode,
     pub gpu: Option<StandInPlugin>,
     pub sample: Option<StandInPlugin>,
 }
 
 impl std::ops::Deref for Lab {
-    type Target = Node;
+    type Target = KubeletNode;
 
-    fn deref(&self) -> &Node {
+    fn deref(&self) -> &KubeletNode {
         &self.node
     }
 }
@@ -74,23 +74,6 @@ impl Lab {
         let is = |count: &DeviceCount| count.allocatable == allocatable;
         let became = self.node_status_becomes(|counts| counts.get(resource).is_some_and(is)).await;
         assert!(became, "{resource}: never {allocatable} allocatable but {:?}", self.node_status());
-    }
-
-    pub async fn runs(&self, pod: PodSpec) {
-        let name = pod.name.clone();
-        assert_eq!(self.add_pod(pod).await, AdmissionOutcome::Running, "{name}");
-    }
-
-    /// The kubelet's message.
-    pub async fn rejects(&self, pod: PodSpec, expected: &str) -> String {
-        let name = pod.name.clone();
-        match self.add_pod(pod).await {
-            AdmissionOutcome::Rejected { reason, message } => {
-                assert_eq!(reason, expected, "{message}");
-                message
-            }
-            AdmissionOutcome::Running => panic!("{name} was admitted"),
-        }
     }
 
     pub async fn lists_as(&self, capture: &str) {

@@ -9,13 +9,13 @@ use podmeter::domain::preference::{
 pub use podmeter::simulation::Random;
 
 #[derive(Debug)]
-pub struct Node {
+pub struct LinkedNode {
     pub gpus: Vec<GpuUuid>,
     pub topology: Topology,
     pairs: Vec<Vec<u32>>,
 }
 
-impl Node {
+impl LinkedNode {
     /// UUIDs are in the opposite order of the indexes, so that the two cannot be confused.
     pub fn new(count: usize, numa_node: impl Fn(usize) -> i64, score: impl Fn(usize, usize) -> u32) -> Self {
         let gpus: Vec<GpuUuid> = (0..count).map(|gpu| GpuUuid::new(format!("GPU-{:02}", 99 - gpu))).collect();
@@ -61,9 +61,9 @@ fn half(count: usize) -> impl Fn(usize) -> i64 {
 }
 
 /// Pairs behind one switch, four GPUs in each NUMA node.
-pub fn pcie_tree(count: usize, same_cpu: u32) -> Node {
+pub fn pcie_tree(count: usize, same_cpu: u32) -> LinkedNode {
     let node = |gpu: usize| i64::try_from(gpu / 4).unwrap();
-    Node::new(count, node, |i, j| {
+    LinkedNode::new(count, node, |i, j| {
         if i / 2 == j / 2 {
             50
         } else if i / 4 == j / 4 {
@@ -75,19 +75,19 @@ pub fn pcie_tree(count: usize, same_cpu: u32) -> Node {
 }
 
 /// Every GPU reaches every other over 18 NVLinks.
-pub fn nvswitch(count: usize) -> Node {
-    Node::new(count, half(count), |_, _| 1810)
+pub fn nvswitch(count: usize) -> LinkedNode {
+    LinkedNode::new(count, half(count), |_, _| 1810)
 }
 
-fn with_nvlinks(count: usize, nvlinks: &[(usize, usize, u32)], pcie: impl Fn(usize, usize) -> u32) -> Node {
-    Node::new(count, half(count), |i, j| {
+fn with_nvlinks(count: usize, nvlinks: &[(usize, usize, u32)], pcie: impl Fn(usize, usize) -> u32) -> LinkedNode {
+    LinkedNode::new(count, half(count), |i, j| {
         let links: u32 = nvlinks.iter().filter(|link| (link.0, link.1) == (i, j)).map(|link| link.2).sum();
         pcie(i, j) + 100 * links
     })
 }
 
 /// Two bridged pairs.
-pub fn rtx8000() -> Node {
+pub fn rtx8000() -> LinkedNode {
     with_nvlinks(4, &[(0, 3, 2), (1, 2, 2)], |i, j| match (i, j) {
         (0, 3) | (1, 2) => 0,
         (0, 1) | (2, 3) => 20,
@@ -96,7 +96,7 @@ pub fn rtx8000() -> Node {
 }
 
 /// A hybrid cube mesh of single links.
-pub fn dgx1_pascal() -> Node {
+pub fn dgx1_pascal() -> LinkedNode {
     let quad = [(0, 1, 1), (0, 2, 1), (0, 3, 1), (1, 2, 1), (1, 3, 1), (2, 3, 1)];
     let mut links = quad.to_vec();
     links.extend(quad.map(|(i, j, count)| (i + 4, j + 4, count)));
@@ -113,7 +113,7 @@ pub fn dgx1_pascal() -> Node {
 }
 
 /// A hybrid cube mesh of single and double links.
-pub fn dgx1_volta() -> Node {
+pub fn dgx1_volta() -> LinkedNode {
     let quad = [(0, 1, 1), (0, 2, 1), (0, 3, 2), (1, 2, 2), (1, 3, 1), (2, 3, 2)];
     let mut links = quad.to_vec();
     links.extend([(4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2)]);
@@ -138,8 +138,8 @@ pub trait Draw {
     /// Some of the first `count` GPUs, a size they can meet, and fewer required ones than that, mostly none.
     fn request(&mut self, count: usize) -> (u32, u32, usize);
     /// Branches of random widths under each other; the deeper two GPUs part, the closer they are.
-    fn tree(&mut self, count: usize) -> Node;
-    fn mesh(&mut self, count: usize) -> Node;
+    fn tree(&mut self, count: usize) -> LinkedNode;
+    fn mesh(&mut self, count: usize) -> LinkedNode;
     fn drawbacks(&mut self) -> GpuDrawbacks;
 }
 
@@ -154,13 +154,13 @@ impl Draw for Random {
         (set(&gpus), set(&gpus[..required]), size)
     }
 
-    fn tree(&mut self, count: usize) -> Node {
+    fn tree(&mut self, count: usize) -> LinkedNode {
         let mut order: Vec<usize> = (0..count).collect();
         if self.below(2) == 0 {
             self.shuffle(&mut order);
         }
         let widths = [8, 4, 2].map(|width| width + self.below(2));
-        Node::new(count, half(count), |i, j| {
+        LinkedNode::new(count, half(count), |i, j| {
             let (i, j) = (order[i], order[j]);
             let shared = [12, widths[0], widths[1], widths[2]].into_iter().scan(true, |together, width| {
                 *together = *together && i / width == j / width;
@@ -170,12 +170,12 @@ impl Draw for Random {
         })
     }
 
-    fn mesh(&mut self, count: usize) -> Node {
+    fn mesh(&mut self, count: usize) -> LinkedNode {
         let scores: BTreeMap<(usize, usize), u32> = (0..count)
             .flat_map(|i| (i + 1..count).map(move |j| (i, j)))
             .map(|pair| (pair, [0, 10, 20, 50, 110, 210, 1210][self.below(7)]))
             .collect();
-        Node::new(count, half(count), |i, j| scores[&(i, j)])
+        LinkedNode::new(count, half(count), |i, j| scores[&(i, j)])
     }
 
     fn drawbacks(&mut self) -> GpuDrawbacks {

@@ -20,8 +20,10 @@ pub mod logfmt;
 pub mod plugin_harness;
 pub mod polling;
 pub mod prometheus;
+pub mod scripted_driver;
 pub mod sick_node;
 pub mod stand_in_plugin;
+pub mod watched_kubelet;
 pub mod watching;
 
 #[path = "../../src/test_data.rs"]

@@ -26,19 +26,10 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::device_health::health_of;
-use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, FakeKubelet, PodSpec, client_settings, connect};
-use super::polling::PATIENCE;
-use super::test_data;
-
-pub const GPU: &str = "nvidia.com/gpu";
-
-pub fn uuid(index: u32) -> String {
-    test_data::uuid(index as usize)
-}
-
-pub fn mig_uuid(number: u32) -> String {
-    format!("MIG-00000000-0000-0000-0000-{number:012}")
-}
+pub use super::kubelet::GPU;
+use super::kubelet::{FakeKubelet, KubeletNode, KubeletVersion, client_settings, connect, node_under};
+use super::polling::until_published;
+pub use super::test_data::{self, mig_uuid, uuid};
 
 /// GPUs 0 and 1 on NUMA node 0, 2 and 3 on node 1, and so on.
 pub fn gpu(index: u32) -> Gpu {
@@ -57,8 +48,7 @@ pub fn mig_devices(profile: &str, numbers: &[u32]) -> Vec<MigDevice> {
 }
 
 pub fn hardware(gpus: impl IntoIterator<Item = Gpu>) -> HardwareState {
-    let gpus = gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
-    let inventory = Arc::new(Inventory { generation: 1, gpus, ..Inventory::default() });
+    let inventory = Arc::new(test_data::inventory(gpus));
     HardwareState { source: HardwareSource::Simulated, inventory, ..HardwareState::default() }
 }
 
@@ -74,6 +64,30 @@ pub struct PluginHarness {
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     plugin_tasks: Tasks,
     _kubelet_tasks: Tasks,
+}
+
+/// GPUs whole, MIG devices as a resource for each profile.
+pub fn mixed() -> Vec<EntryConfig> {
+    resources("resources: [{kind: nvidia, migStrategy: mixed}]")
+}
+
+/// Each GPU as so many slots.
+pub fn time_sliced(replicas: u32) -> String {
+    format!("resources: [{{kind: nvidia, sharing: {{timeSlicing: {{replicas: {replicas}}}}}}}]")
+}
+
+/// The plugin beside a kubelet that allocates all its GPUs or slots.
+pub async fn plugin_on_node(
+    version: KubeletVersion,
+    yaml: &str,
+    hardware: HardwareState,
+    devices: usize,
+) -> (KubeletNode, PluginHarness) {
+    let node = node_under(version).await;
+    let podmeter = PluginHarness::configured(node.root.path(), yaml, hardware);
+    podmeter.registered(GPU, 1).await;
+    node.counts(GPU, devices, devices).await;
+    (node, podmeter)
 }
 
 /// The section `devicePlugin` as a configuration file has it.
@@ -93,7 +107,12 @@ impl PluginHarness {
         Self::start_with(root, resources(yaml), hardware, Duration::from_secs(3600))
     }
 
-    pub fn start_with(
+    /// The kubelet is called every second.
+    pub fn refreshing(root: &Path, resources: Vec<EntryConfig>, hardware: HardwareState) -> Self {
+        Self::start_with(root, resources, hardware, Duration::from_secs(1))
+    }
+
+    fn start_with(
         root: &Path,
         resources: Vec<EntryConfig>,
         hardware: HardwareState,
@@ -141,12 +160,7 @@ impl PluginHarness {
     }
 
     pub async fn until_state(&self, what: &str, condition: impl Fn(&PluginState) -> bool) -> Arc<PluginState> {
-        let mut state = self.state.clone();
-        let becomes = state.wait_for(|state| condition(state));
-        match tokio::time::timeout(PATIENCE, becomes).await {
-            Ok(state) => Arc::clone(&state.unwrap()),
-            Err(_) => panic!("never: {what}; now {:#?}", self.state.borrow()),
-        }
+        until_published(&mut self.state.clone(), what, |state| condition(state)).await
     }
 
     pub async fn until(
@@ -209,38 +223,10 @@ impl PluginHarness {
     }
 
     pub async fn ended(&mut self) {
-        let ended = tokio::time::timeout(PATIENCE, self.plugin_tasks.ended()).await.expect("ends in time");
+        let ended =
+            tokio::time::timeout(super::polling::PATIENCE, self.plugin_tasks.ended()).await.expect("ends in time");
         assert!(matches!(ended, TaskError::Ended("device plugin")), "{ended}");
     }
-}
-
-pub async fn counts(kubelet: &FakeKubelet, resource: &str, capacity: usize, allocatable: usize) {
-    let expected = DeviceCount { capacity, allocatable };
-    let becomes = kubelet.node_status_becomes(|status| status.get(resource) == Some(&expected)).await;
-    assert!(becomes, "{resource}: {expected:?}, not {:?}", kubelet.node_status());
-}
-
-pub fn pod(name: &str, gpus: usize) -> PodSpec {
-    PodSpec::new("team", name).container(ContainerSpec::new("main").asks(GPU, gpus))
-}
-
-pub async fn runs(kubelet: &FakeKubelet, pod: PodSpec) {
-    let name = pod.name.clone();
-    assert_eq!(kubelet.add_pod(pod).await, AdmissionOutcome::Running, "{name}");
-}
-
-/// The kubelet's message.
-pub async fn rejected(kubelet: &FakeKubelet, pod: PodSpec) -> String {
-    let name = pod.name.clone();
-    match kubelet.add_pod(pod).await {
-        AdmissionOutcome::Rejected { reason: "UnexpectedAdmissionError", message } => message,
-        other => panic!("{name}: {other:?}"),
-    }
-}
-
-/// Ids of one container of namespace `team`.
-pub fn held(kubelet: &FakeKubelet, pod: &str, container: &str) -> Vec<String> {
-    kubelet.devices_of("team", pod, container).into_iter().map(|(_, id)| id).collect()
 }
 
 /// Ours, sorted.

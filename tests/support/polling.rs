@@ -1,6 +1,9 @@
 //! Waits for what another thread or process does.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
 
 /// The bound of every wait: only a hang exceeds it, also on a machine that is busy with other work.
 pub const PATIENCE: Duration = Duration::from_mins(5);
@@ -24,4 +27,15 @@ pub fn until<T>(what: &str, check: impl FnMut() -> Option<T>) -> T {
 
 pub fn until_true(what: &str, mut condition: impl FnMut() -> bool) {
     until(what, || condition().then_some(()));
+}
+
+/// The value once it satisfies `condition`.
+pub async fn until_published<T: Clone + Debug>(
+    values: &mut watch::Receiver<T>,
+    what: &str,
+    condition: impl Fn(&T) -> bool,
+) -> T {
+    let found = tokio::time::timeout(PATIENCE, values.wait_for(|value| condition(value))).await;
+    let found = found.map(|value| value.expect("the publishing task runs").clone());
+    found.unwrap_or_else(|_| panic!("never: {what}; now {:#?}", values.borrow()))
 }

@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 
 use super::agent::{Answer, Page, Running, post};
 use super::fake_nvml::FakeNvml;
-use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, node};
+pub use super::kubelet::GPU;
+use super::kubelet::{DeviceCount, KubeletNode, Options, asking_pod, node};
 pub use super::test_data::uuid;
 
-pub const GPU: &str = "nvidia.com/gpu";
 pub const QUICK: &str = "health: {holdDown: 300ms}\n";
 pub const MIXED: &str = "devicePlugin: {resources: [{kind: nvidia, migStrategy: mixed}]}\n";
 
 pub struct SickNode {
-    pub kubelet: Node,
+    pub kubelet: KubeletNode,
     pub driver: FakeNvml,
     pub running: Running,
     arguments: Vec<String>,
@@ -119,7 +119,7 @@ impl SickNode {
     }
 
     pub fn hardware(&self) -> Value {
-        self.node()["hardware"].clone()
+        self.running.node()["hardware"].clone()
     }
 
     pub fn post(&self, path: &str, body: &str) -> Answer {
@@ -157,26 +157,18 @@ impl SickNode {
 
     /// The device that the pod got.
     pub async fn runs(&self, pod: &str, resource: &str) -> String {
-        let container = ContainerSpec::new("main").asks(resource, 1);
-        assert_eq!(
-            self.kubelet.add_pod(PodSpec::new("team", pod).container(container)).await,
-            AdmissionOutcome::Running
-        );
-        self.kubelet.devices_of("team", pod, "main").remove(0).1
+        self.kubelet.runs(asking_pod(pod, resource, 1)).await;
+        self.kubelet.held(pod).remove(0)
     }
 
     /// Every transition so far.
     pub fn transitions(&self) -> Vec<Value> {
-        self.node()["health"]["transitions"].as_array().unwrap().clone()
+        self.running.node()["health"]["transitions"].as_array().unwrap().clone()
     }
 
     /// The first cause against the whole GPU.
     pub fn cause(&self, gpu: usize) -> Value {
-        self.node()["health"]["gpus"][uuid(gpu)]["whole"]["causes"][0].clone()
-    }
-
-    fn node(&self) -> Value {
-        serde_json::from_str(&self.running.get("/api/v1/node").body).unwrap()
+        self.running.node()["health"]["gpus"][uuid(gpu)]["whole"]["causes"][0].clone()
     }
 
     /// Neither in podmeter's account nor in any list that the kubelet was sent: once healthy, always healthy.

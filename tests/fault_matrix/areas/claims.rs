@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::rig::{Rig, wait_for};
 use crate::row::{Area, GoesOn, Is, Log, Metric, ROW, Row};
-use crate::support::kubelet::{AdmissionOutcome, Claim, ContainerSpec, PodSpec};
+use crate::support::kubelet::{Claim, ContainerSpec, PodSpec};
 
 const DRIVER: &str = "gpu.nvidia.com";
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
@@ -89,7 +89,7 @@ fn claim(rig: &mut Rig, device: &str) {
     let name = format!("k8s.{DRIVER}/claim={UID}-{device}");
     rig.kubelet.set_claim(Claim::new("team", "gpu").device(DRIVER, "node", device, &[&name]));
     let pod = PodSpec::new("team", "claiming").container(ContainerSpec::new("main").claim("gpu"));
-    assert_eq!(wait_for(rig.kubelet.add_pod(pod)), AdmissionOutcome::Running);
+    wait_for(rig.kubelet.runs(pod));
 }
 
 fn unclaim(rig: &mut Rig) {

@@ -1,9 +1,9 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::Duration;
 
 use crate::rig::Rig;
 use crate::row::{Area, HEALTHY, Is, Log, Metric, ROW, Row, Text};
+use crate::support::agent::connect;
 
 const OPEN_FILES: Metric = Metric("process_open_fds", &[], Is::Rises);
 const SERVED: Metric = Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises);
@@ -16,7 +16,7 @@ pub const AREA: Area = Area {
             id: "client-idle-connections",
             happens: "A client opens 100 connections and sends nothing: podmeter accepts 64, and the others when those time out",
             how: |rig| {
-                let connections: Vec<_> = (0..100).map(|_| connect(rig)).collect();
+                let connections: Vec<_> = (0..100).map(|_| connect(&rig.address())).collect();
                 rig.hold(connections);
             },
             metrics: &[SERVED],
@@ -87,15 +87,8 @@ pub const AREA: Area = Area {
     ],
 };
 
-fn connect(rig: &Rig) -> TcpStream {
-    let stream = TcpStream::connect(rig.address()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    stream.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
-    stream
-}
-
 fn send(rig: &Rig, bytes: &[u8]) -> TcpStream {
-    let mut stream = connect(rig);
+    let mut stream = connect(&rig.address());
     // podmeter may close the connection before everything is sent.
     let _ = stream.write_all(bytes);
     stream

@@ -1,5 +1,7 @@
 use crate::support::stand_in_plugin::StandInPlugin;
-use podmeter::simulation::kubelet::{AdmissionOutcome, ContainerSpec, ListedDevice, PodSpec};
+use podmeter::simulation::kubelet::ListedDevice;
+
+use crate::support::kubelet::holding_pod;
 use tonic::Code;
 
 use crate::rig::{GPU, Rig, wait_for};
@@ -155,10 +157,8 @@ pub const AREA: Area = Area {
             happens: "Another plugin offers the same GPUs as another resource, and a container holds one of them so",
             how: |rig| {
                 let free = rig.kubelet.allocatable_ids(GPU).into_iter().next_back().unwrap();
-                let held = ContainerSpec::new("main").holds(SHARED, &format!("{free}::0"), &[]);
                 rig.hold(other_plugin(rig, SHARED, None));
-                let pod = PodSpec::new("team", "sharer").container(held);
-                assert_eq!(wait_for(rig.kubelet.add_pod(pod)), AdmissionOutcome::Running);
+                wait_for(rig.kubelet.runs(holding_pod("sharer", SHARED, &format!("{free}::0"))));
             },
             metrics: &[
                 Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
