@@ -50,7 +50,7 @@ use crate::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
 use crate::tasks::changed;
 
 /// The first and the longest pause between attempts to register.
-const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+const RETRIES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(30));
 /// The longest wait for the first health of the devices. A kubelet that gets devices before they are checked shows them
 /// as unhealthy on every pod that holds one, at each start of podmeter.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
