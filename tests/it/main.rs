@@ -31,6 +31,7 @@ mod health;
 mod hostile_clients;
 mod journal;
 mod kubelet;
+mod kubelet_restart;
 mod lost_before_start;
 mod machines;
 mod mig_boards;

@@ -35,6 +35,8 @@ struct StandInState {
     resource: String,
     /// The name of the socket at every registration; `None`: a new name each time.
     socket_name: Option<String>,
+    /// The pause after a failed registration with a new kubelet.
+    retry: Duration,
     devices: watch::Sender<Vec<ListedDevice>>,
     registrations: AtomicUsize,
     allocations: AtomicUsize,
@@ -50,13 +52,29 @@ impl StandInPlugin {
     }
 
     pub fn start_on(directory: &Path, resource: &str, devices: Vec<ListedDevice>, socket_name: Option<&str>) -> Self {
-        let inner = Arc::new(StandInState {
+        Self::start_with(StandInState {
             directory: directory.to_owned(),
             resource: resource.to_owned(),
             socket_name: socket_name.map(str::to_owned),
+            retry: POLL,
             devices: watch::Sender::new(devices),
             ..StandInState::default()
-        });
+        })
+    }
+
+    /// Like `start`, but waits for `retry` when a kubelet that has just started refuses it.
+    pub fn start_retrying(directory: &Path, resource: &str, devices: Vec<ListedDevice>, retry: Duration) -> Self {
+        Self::start_with(StandInState {
+            directory: directory.to_owned(),
+            resource: resource.to_owned(),
+            retry,
+            devices: watch::Sender::new(devices),
+            ..StandInState::default()
+        })
+    }
+
+    fn start_with(state: StandInState) -> Self {
+        let inner = Arc::new(state);
         Self { _task: JoinSet::from_iter([run(Arc::clone(&inner))]), inner }
     }
 
@@ -101,19 +119,24 @@ const POLL: Duration = Duration::from_millis(50);
 async fn run(inner: Arc<StandInState>) {
     // The server ends with this task.
     let mut server = None;
+    let mut left = None;
     for attempt in 1_u64.. {
         let kubelet = inner.directory.join("kubelet.sock");
-        let inode = inode(&kubelet);
+        let socket = identity(&kubelet);
         let ended = inner.ended.subscribe();
         match register(&inner, attempt, &mut server).await {
             Ok(()) => {
                 inner.registered.send_replace(true);
-                until_lost(&kubelet, inode, attempt, ended).await;
+                until_lost(&kubelet, socket, attempt, ended).await;
                 inner.registered.send_replace(false);
+                left = socket;
+                tokio::time::sleep(POLL).await;
             }
-            Err(error) => tracing::debug!(error, resource = inner.resource, "stand-in plugin not registered"),
+            Err(error) => {
+                tracing::debug!(error, resource = inner.resource, "stand-in plugin not registered");
+                tokio::time::sleep(if socket == left { POLL } else { inner.retry }).await;
+            }
         }
-        tokio::time::sleep(POLL).await;
     }
 }
 
@@ -145,16 +168,19 @@ async fn call_register(inner: &StandInState, endpoint: String) -> Result<(), Str
     answer.map(drop).map_err(|status| status.message().to_owned())
 }
 
-async fn until_lost(kubelet: &Path, registered_at: Option<u64>, attempt: u64, mut ended: watch::Receiver<u64>) {
-    while inode(kubelet) == registered_at {
+async fn until_lost(kubelet: &Path, registered_at: SocketFile, attempt: u64, mut ended: watch::Receiver<u64>) {
+    while identity(kubelet) == registered_at {
         if tokio::time::timeout(POLL, ended.wait_for(|ended| *ended >= attempt)).await.is_ok() {
             return;
         }
     }
 }
 
-fn inode(path: &Path) -> Option<u64> {
-    fs::metadata(path).ok().map(|metadata| metadata.ino())
+/// The inode and the time of creation; `None`: there is no file.
+type SocketFile = Option<(u64, i64, i64)>;
+
+fn identity(path: &Path) -> SocketFile {
+    fs::metadata(path).ok().map(|file| (file.ino(), file.mtime(), file.mtime_nsec()))
 }
 
 #[derive(Clone, Debug)]

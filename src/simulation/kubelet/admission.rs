@@ -11,7 +11,7 @@ use super::faults::Method;
 use super::registration::in_go;
 use super::shared::SharedKubelet;
 use super::spec::{ContainerKind, PodSpec};
-use super::state::{Boot, PodPhase};
+use super::state::{Boot, PodPhase, SimulatedPod};
 use crate::wire::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
     PreStartContainerRequest, PreferredAllocationRequest,
@@ -29,6 +29,15 @@ pub enum AdmissionOutcome {
         reason: &'static str,
         message: String,
     },
+}
+
+/// The containers for which the device manager is called. The others run, and keep the devices of the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmittedContainers {
+    All,
+    /// The init containers of a running pod. They keep the devices of the checkpoint too, but only if these are healthy,
+    /// which they are once their plugin is registered.
+    Ended,
 }
 
 fn rejected(reason: &'static str, message: &str) -> AdmissionOutcome {
@@ -52,7 +61,7 @@ impl FakeKubelet {
         };
         shared.changed();
         let outcome = tokio::select! {
-            outcome = allocate_all(shared, &uid, &spec) => outcome,
+            outcome = allocate_all(shared, &uid, &spec, AdmittedContainers::All) => outcome,
             () = shared.until(|| shared.boot() == Boot::Off) => {
                 Err(rejected("KubeletNotRunning", "the kubelet was stopped"))
             }
@@ -67,24 +76,12 @@ impl FakeKubelet {
     /// it holds. The phase of an admitted pod stays; the caller ends its processes. Returns the outcome of each pod, by
     /// `<namespace>/<name>`.
     pub async fn reboot(&self) -> io::Result<BTreeMap<String, AdmissionOutcome>> {
-        self.restart()?;
+        self.stop();
+        let early_window = self.shared.state.lock().options.early_window;
+        self.switch_on(early_window, Vec::new())?;
         self.ready().await;
-        let shared = &self.shared;
-        let _turn = shared.admission.lock().await;
-        let pods = shared.state.lock().pods.clone();
-        let mut outcomes = BTreeMap::new();
-        for pod in pods.iter().filter(|pod| pod.phase.is_active()) {
-            let admission = match allocate_all(shared, &pod.uid, &pod.spec).await {
-                Ok(()) => AdmissionOutcome::Running,
-                Err(rejected) => {
-                    shared.state.lock().set_phase(&pod.spec.namespace, &pod.name, PodPhase::Failed);
-                    rejected
-                }
-            };
-            outcomes.insert(format!("{}/{}", pod.spec.namespace, pod.name), admission);
-        }
-        shared.changed();
-        Ok(outcomes)
+        let pods = self.shared.state.lock().pods.clone();
+        Ok(admit_again(&self.shared, &pods, AdmittedContainers::All).await)
     }
 
     /// Starts or restarts a container: returns the runtime's input, or why the container does not start. `None`: there
@@ -109,9 +106,47 @@ impl FakeKubelet {
     }
 }
 
-async fn allocate_all(shared: &SharedKubelet, uid: &str, spec: &PodSpec) -> Result<(), AdmissionOutcome> {
+/// Admits the active ones of `pods` again. Those that the device manager rejects have ended: the kubelet kills what runs
+/// of them and never starts it again. Returns the outcome of each, by `<namespace>/<name>`.
+pub async fn admit_again(
+    shared: &SharedKubelet,
+    pods: &[SimulatedPod],
+    containers: AdmittedContainers,
+) -> BTreeMap<String, AdmissionOutcome> {
+    let _turn = shared.admission.lock().await;
+    let mut outcomes = BTreeMap::new();
+    for pod in pods {
+        let (namespace, name) = (&pod.spec.namespace, &pod.name);
+        if !shared.state.lock().pod(namespace, name).is_some_and(|now| now.uid == pod.uid && now.phase.is_active()) {
+            continue;
+        }
+        let admission = match allocate_all(shared, &pod.uid, &pod.spec, containers).await {
+            Ok(()) => AdmissionOutcome::Running,
+            Err(rejected) => {
+                // As the API server shows it where the pod ran.
+                let ran = containers == AdmittedContainers::Ended;
+                let phase = if ran && !pod.spec.static_pod { PodPhase::Succeeded } else { PodPhase::Failed };
+                shared.state.lock().set_phase(namespace, name, phase);
+                rejected
+            }
+        };
+        outcomes.insert(format!("{namespace}/{name}"), admission);
+    }
+    shared.changed();
+    outcomes
+}
+
+async fn allocate_all(
+    shared: &SharedKubelet,
+    uid: &str,
+    spec: &PodSpec,
+    containers: AdmittedContainers,
+) -> Result<(), AdmissionOutcome> {
     let mut reusable: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (number, (kind, container)) in spec.all_containers().enumerate() {
+        if containers == AdmittedContainers::Ended && kind != ContainerKind::Init {
+            continue;
+        }
         if number > 0 {
             // Only a hang has an effect here.
             let _ = shared.fault(Method::NextContainer).await;

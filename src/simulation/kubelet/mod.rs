@@ -52,6 +52,11 @@ pub struct Options {
     pub seed: u64,
     /// How long a restarted kubelet lists no pods or a part of them.
     pub early_window: Duration,
+    /// The time from bind to listen of the registration socket, in which each dial is refused.
+    pub bind_to_listen: Duration,
+    /// The time from a restarted kubelet's registration socket to the admission of the pods that ran before. The kubelet
+    /// lists them a second after it has begun to wait for its node; those from manifests earlier, which is not simulated.
+    pub admission_after: Duration,
     pub dial_timeout: Duration,
     /// The allocatable CPUs under the static CPU policy; empty without it.
     pub cpu_ids: Vec<i64>,
@@ -66,6 +71,8 @@ impl Default for Options {
             gates: Gates::default(),
             seed: 1,
             early_window: Duration::from_millis(90),
+            bind_to_listen: Duration::ZERO,
+            admission_after: Duration::from_millis(950),
             dial_timeout: Duration::from_secs(10),
             cpu_ids: Vec::new(),
             memory: Vec::new(),
@@ -92,7 +99,7 @@ impl FakeKubelet {
         }
         let shared = Arc::new(SharedKubelet::new(options, pod_resources, device_plugins));
         let kubelet = Self { shared, running: Mutex::default(), root: root.to_owned() };
-        kubelet.switch_on(Duration::ZERO)?;
+        kubelet.switch_on(Duration::ZERO, Vec::new())?;
         kubelet.ready().await;
         Ok(kubelet)
     }

@@ -41,7 +41,7 @@ impl DeviceManager {
         if resource.healthy.is_empty() {
             return Err(format!("no healthy devices present; cannot allocate unhealthy devices {name}"));
         }
-        // Only a pod that is admitted again, after a reboot, holds devices already.
+        // Only a pod that is admitted again, after a restart of the kubelet or the machine, holds devices already.
         if let Some(held) = self.assignments.get(key) {
             return match held.by_node.values().flatten().all(|id| resource.healthy.contains(id)) {
                 true => Ok(DeviceSelection::Nothing),
