@@ -25,12 +25,19 @@ pub fn measure(bench: &Bench) {
     sockets.extend(bench.compared.beside.clone());
     calls(&sockets, "alone");
     probe(&probes, "alone");
-    let done = AtomicBool::new(false);
+    beside_pages(&running.address, CLIENTS, || {
+        calls(&sockets, &format!("beside {CLIENTS} clients"));
+        probe(&probes, &format!("beside {CLIENTS} clients"));
+    });
+}
+
+/// Measures while this many clients load pages without a pause.
+pub fn beside_pages(address: &str, clients: usize, measure: impl FnOnce()) {
+    let done = &AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _stop = StopOnDrop(&done);
+        let _stop = StopOnDrop(done);
         let detail: &'static str = format!("/detail?key={}", uuid(0)).leak();
-        for path in ["/", detail, "/api/v1/history", "/?window=30m"].into_iter().cycle().take(CLIENTS) {
-            let (address, done) = (&running.address, &done);
+        for path in ["/", detail, "/api/v1/history", "/?window=30m"].into_iter().cycle().take(clients) {
             scope.spawn(move || {
                 let mut connection = Connection::open_at(address, path);
                 while !done.load(Ordering::Relaxed) {
@@ -38,8 +45,7 @@ pub fn measure(bench: &Bench) {
                 }
             });
         }
-        calls(&sockets, &format!("beside {CLIENTS} clients"));
-        probe(&probes, &format!("beside {CLIENTS} clients"));
+        measure();
     });
 }
 

@@ -23,6 +23,7 @@ mod measure;
 mod peer;
 mod plugin;
 mod resident;
+mod restart;
 mod scale;
 #[path = "../../tests/support/mod.rs"]
 mod support;
@@ -42,7 +43,7 @@ const PLAIN_PODS: usize = 30;
 
 type Part = fn(&Bench);
 
-const PARTS: [(&str, Part); 14] = [
+const PARTS: [(&str, Part); 15] = [
     ("costly-idle", costly::idle),
     ("costly-start", costly::start),
     ("start", usual::start),
@@ -51,6 +52,7 @@ const PARTS: [(&str, Part); 14] = [
     ("idle", idle::measure),
     ("dcgm", dcgm::measure),
     ("plugin", plugin::measure),
+    ("restart", restart::measure),
     ("health", health::measure),
     ("resident", resident::measure),
     ("faults", faults::measure),

@@ -33,24 +33,6 @@ pub fn measure(bench: &Bench) {
 
     let running = both();
     offered(GPUS);
-    let back = (0..20).map(|_| {
-        node.stop();
-        std::thread::sleep(Duration::from_millis(300));
-        let made = || {
-            std::fs::metadata(node.device_plugin_directory().join("kubelet.sock")).and_then(|file| file.modified()).ok()
-        };
-        let before = made();
-        node.restart().unwrap();
-        while made().is_none_or(|made| Some(made) == before) {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        let began = Instant::now();
-        offered(GPUS);
-        began.elapsed().as_secs_f64()
-    });
-    let back = quantiles(back, 1.0, 1e3, "ms");
-    row("kubelet back → registered and listed again, median / worst of 20", &back, "≤ 200 ms");
-
     let seen = own_allocations(runtime, &node, &running);
     row("bundled plugin's allocation, listed by the kubelet → on the page, median / p99 of 60", &seen, "– / ≤ 100 ms");
 }
