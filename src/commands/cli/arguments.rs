@@ -299,6 +299,9 @@ pub struct DoctorArguments {
     /// With `--url`, only that agent is checked, not this machine.
     #[command(flatten)]
     pub remote: RemoteAgent,
+    /// Check an agent at each address of the URL's host, such as a headless Service.
+    #[arg(long, requires = "url", help_heading = "Agent")]
+    pub each_address: bool,
     #[command(flatten)]
     pub agent: AgentOptions,
 }

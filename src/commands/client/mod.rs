@@ -10,7 +10,7 @@ mod target;
 
 pub use access::{Access, Certificates};
 pub use condition::{NoCondition, condition, condition_in};
-pub use request::{ClientError, get};
+pub use request::{ClientError, at_each_address, get};
 pub use target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
 
 use serde::de::DeserializeOwned;

@@ -2,8 +2,10 @@
 //!
 //! In: a target, a path, a body. Out: the body of the response, or why there is none and what to do.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,11 +14,14 @@ use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, HeaderValue, LOCATION};
 use hyper::{Method, Request, StatusCode};
 use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::TokioExecutor;
 use hyperlocal::UnixConnector;
 use rustls::pki_types::InvalidDnsNameError;
+use tokio::net::lookup_host;
+use tower::service_fn;
 
 use super::access::{Access, explained};
 use super::target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
@@ -116,13 +121,30 @@ async fn over_socket(socket: &Path, path: &str, call: Call) -> Result<Vec<u8>, C
 async fn over_tcp(url: &HttpUrl, path: &str, mut call: Call) -> Result<Vec<u8>, ClientError> {
     let Access { tls, authorization } = url.access.clone();
     call.headers_mut().extend(authorization.map(|password| (AUTHORIZATION, password)));
-    let mut connector = HttpConnector::new();
+    let address = url.address;
+    let resolver = service_fn(move |name: Name| async move {
+        match address {
+            Some(address) => Ok(vec![SocketAddr::new(address, 0)].into_iter()),
+            None => lookup_host((name.as_str(), 0)).await.map(|addresses| addresses.collect::<Vec<_>>().into_iter()),
+        }
+    });
+    let mut connector = HttpConnector::new_with_resolver(resolver);
     // An https URL without TLS is an error and not plain text.
     connector.enforce_http(tls.is_none());
     match tls {
         Some(tls) => send(HttpsConnector::from((connector, tls)), url.uri.clone(), path, call, url.to_string()).await,
         None => send(connector, url.uri.clone(), path, call, url.to_string()).await,
     }
+}
+
+/// The agent at each address of the URL's host, such as the pods behind a headless Service.
+pub async fn at_each_address(url: &HttpUrl) -> Result<Vec<HttpUrl>, ClientError> {
+    let host = url.uri.host().expect("checked when it was parsed").trim_matches(['[', ']']);
+    let found = tokio::time::timeout(DEADLINE, lookup_host((host, 0))).await;
+    let found = found.map_err(|_| ClientError::Late { target: url.to_string(), limit: DEADLINE })?;
+    let found = found.map_err(|error| ClientError::Unreachable { target: url.to_string(), error })?;
+    let addresses: BTreeSet<IpAddr> = found.map(|address| address.ip()).collect();
+    Ok(addresses.into_iter().map(|address| HttpUrl { address: Some(address), ..url.clone() }).collect())
 }
 
 async fn send(
@@ -259,6 +281,31 @@ mod tests {
         let tls = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
         let error = get("https://node..a", Some(tls.into())).await;
         assert_eq!(error, "https://node..a: the host in the URL is neither a host name nor an IP address");
+    }
+
+    #[tokio::test]
+    async fn an_agent_is_reached_at_the_address_that_the_url_has_beside_its_host() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut url: HttpUrl = format!("http://podmeter.invalid:{port}").parse().unwrap();
+        url.address = Some([127, 0, 0, 1].into());
+        let (accepted, response) =
+            tokio::join!(async { drop(listener.accept().await.unwrap()) }, over_tcp(&url, "/", Call::default()));
+        let () = accepted;
+        let error = response.unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("http://podmeter.invalid:{port} at 127.0.0.1 ended the connection")),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn each_address_of_a_host_is_an_agent() {
+        for (host, address) in [("127.0.0.1", "127.0.0.1"), ("[::1]", "::1")] {
+            let url: HttpUrl = format!("http://{host}:9410").parse().unwrap();
+            let found = at_each_address(&url).await.unwrap();
+            assert_eq!(found.iter().map(ToString::to_string).collect::<Vec<_>>(), [format!("{url} at {address}")]);
+        }
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub struct HttpUrl {
     pub uri: Uri,
     /// Authorities, client certificate and password; until set, plain HTTP without a password.
     pub access: Access,
+    /// The one address of the host to connect to; `None`: the first that can be reached.
+    pub address: Option<IpAddr>,
 }
 
 const NO_USER: &str = "a user or password in the URL is not supported: give --user and --password-file";
@@ -76,7 +78,7 @@ impl FromStr for HttpUrl {
         if matches!(authority.host(), "" | "[]") || has_port && authority.port_u16().is_none() {
             return Err(FORM);
         }
-        Ok(Self { uri, access: Access::default() })
+        Ok(Self { uri, access: Access::default(), address: None })
     }
 }
 
@@ -88,7 +90,8 @@ impl HttpUrl {
 
 impl fmt::Display for HttpUrl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.uri.to_string().trim_end_matches('/'))
+        formatter.write_str(self.uri.to_string().trim_end_matches('/'))?;
+        self.address.map_or(Ok(()), |address| write!(formatter, " at {address}"))
     }
 }
 

@@ -25,6 +25,26 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* Of the objects of helm test: no policy and no Service selects them as a podmeter. */}}
+{{- define "podmeter.testLabels" -}}
+app.kubernetes.io/name: {{ include "podmeter.name" . | trunc 58 | trimSuffix "-" }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* A Service without an address of its own: each podmeter has only its node's values. One that is not ready is in it, too: its
+metrics have the reason. */}}
+{{- define "podmeter.headlessService" -}}
+clusterIP: None
+publishNotReadyAddresses: true
+selector:
+  {{- include "podmeter.selector" . | nindent 2 }}
+ports:
+  - name: metrics
+    port: {{ .Values.listen.port }}
+    targetPort: metrics
+    protocol: TCP
+{{- end -}}
+
 {{- define "podmeter.serviceAccount" -}}
 {{- default (ternary (include "podmeter.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
