@@ -1,20 +1,28 @@
-//! One resource from listen to end. When a step fails, all of it ends and, after a pause, starts again.
+//! The registration of one resource, from listen to end. When a step fails, all of it ends and, after a pause, starts again.
 //!
-//! ```text
-//! state        the next one when                          back to Waiting when
-//! ───────────  ─────────────────────────────────────────  ────────────────────────────────────────────────────
-//! Waiting      unless onConflict: takeover, no plugin of  no kubelet.sock
-//!              the resource or its hardware (`waiting`);
-//!              the devices are checked, or 2 s have passed
-//! Serving      Register succeeds                          our socket cannot be made; Register fails *
-//! Registered   another plugin of the resource, unless     the list is not opened, or ended; our devices are not
-//!              onConflict: takeover (`conflict`)          listed; another plugin, with onConflict: takeover *
-//! In conflict  the kubelet calls us: Registered           the other plugin has ended; the list has ended *
-//!
-//! * or kubelet.sock was removed or replaced, or our socket removed
-//! ```
+//! | state | waits for | how long | next | back to Waiting |
+//! |---|---|---|---|---|
+//! | Waiting | `kubelet.sock` (`kubelet_socket`) | 5 ms to 30 s (`backoff`), less where another one appears | | `NoKubelet` |
+//! | | no plugin of the resource or its hardware, unless `onConflict: takeover` (`until_free`) | no limit; with `onConflict: waitWhileServed` 1 min without a listed device (`UNSERVED`) | | |
+//! | | checked devices, unless `advertised` has some (`until_checked`) | 2 s from the start of the lifecycle (`FIRST_CHECK`) | Serving | |
+//! | Serving | the answer to `Register`, while our `server` listens | 15 s (`Deadlines::register`) | Registered | `Socket`, `Register` |
+//! | Registered | the list (`open_streams` of `server`) | 10 s (`Deadlines::list`) | | `ListNotOpened` |
+//! | | its end, or another plugin (`comparisons`) | no limit | In conflict, or back with `onConflict: takeover` | `StreamLost`, `Unlisted`, `TakenOver` |
+//! | In conflict | a call of the kubelet (`calls`) | no limit | Registered | `OtherPluginEnded`, `StreamLost` |
+//! | from Serving on | | | | `SocketRemoved`, `KubeletSocketRemoved`, `KubeletRestarted` |
 //!
 //! `stop` ends it in each state: where the layout or the configuration has changed, and with podmeter.
+//!
+//! | variable | decides | kept |
+//! |---|---|---|
+//! | `kubelet_socket` | whether the kubelet was restarted: `kubelet.sock` is another file than when we registered | for an attempt |
+//! | `server` | whether our socket is still there, the list was opened and has ended, and which calls came | for an attempt |
+//! | `registered_at` | whether the registration has lasted (`LASTED`), which resets `backoff` | for an attempt |
+//! | `replaced`, `not_serving` | which sockets are no conflict: those at our registration or at a call of the kubelet, which showed that it uses us | for an attempt |
+//! | `comparisons` | whether the kubelet lists our devices or another plugin's (`conflict`) | for a registration |
+//! | `is_waiting` | whether another plugin has the resource: the sockets of all known plugins count then, and a new kubelet is not queried at once | for the lifecycle |
+//! | `kubelet_seen` | whether a query waits for a new kubelet (`waiting`) | for the lifecycle |
+//! | `advertised` | which listed devices are no other plugin's: ended registrations sent them | for podmeter |
 //!
 //! What the kubelet does, and what follows:
 //!
@@ -37,7 +45,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::conflict::{self, Compared, Comparison, Comparisons, known_resource};
-use super::register::{Deadlines, RegistrationEnd, register};
 use super::server::PluginServer;
 use crate::backoff::{Backoff, with_jitter};
 use crate::domain::model::{DeviceId, Monotonic, ResourceName};
@@ -46,16 +53,28 @@ use crate::plugin::allocate::ServiceInputs;
 use crate::plugin::config::OnConflict;
 use crate::plugin::hash::random;
 use crate::plugin::host::sockets::{self, SocketIdentity};
-use crate::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
 use crate::tasks::changed;
+use crate::words;
 
 /// The first and the longest pause between attempts to register.
 const RETRIES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(30));
-/// The longest wait for the first health of the devices. A kubelet that gets devices before they are checked shows them
-/// as unhealthy on every pod that holds one, at each start of podmeter.
-const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// A registration that lasted this long was a success: it resets the backoff.
 const LASTED: Duration = Duration::from_secs(30);
+
+/// How long the kubelet may take to answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// The limit of Register, within which the kubelet dials back for up to ten seconds.
+    pub register: Duration,
+    /// The limit for opening the list, which the kubelet does right after a registration, and only once.
+    pub list: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { register: Duration::from_secs(15), list: Duration::from_secs(10) }
+    }
+}
 
 /// A resource's lifecycle and all that it depends on.
 #[derive(Debug)]
@@ -81,6 +100,34 @@ pub struct EndedLifecycle {
     pub resource: ResourceName,
     /// The devices that it and those before it sent to the kubelet.
     pub advertised: BTreeSet<DeviceId>,
+}
+
+/// Why an attempt or a registration ends.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationEnd {
+    #[error("{0} is not there: the kubelet is not running, or --device-plugin-dir is not its directory")]
+    NoKubelet(PathBuf),
+    #[error("{path}: {error}; the directory must be there and writable, and the path have at most 107 bytes")]
+    Socket { path: PathBuf, error: std::io::Error },
+    #[error("the kubelet does not register the plugin: {0}")]
+    Register(String),
+    #[error("the kubelet registered the plugin but did not call ListAndWatch within {}", words::duration(*.0))]
+    ListNotOpened(Duration),
+    #[error("the kubelet ended the device list")]
+    StreamLost,
+    #[error("our socket file was removed")]
+    SocketRemoved,
+    #[error("kubelet.sock was removed: the kubelet is restarting, or its directory was cleared")]
+    KubeletSocketRemoved,
+    #[error("the kubelet was restarted: kubelet.sock is a new one")]
+    KubeletRestarted,
+    /// Another plugin took the resource, with `onConflict: takeover`: it is registered again.
+    #[error("{0}")]
+    TakenOver(String),
+    #[error("another device plugin of the resource ended, and a kubelet up to 1.36 drops the resource with it")]
+    OtherPluginEnded,
+    #[error("the kubelet no longer lists our devices (another plugin of the resource may have ended)")]
+    Unlisted,
 }
 
 /// How far one attempt came. `close` needs it also when `stop` has cancelled the attempt.
@@ -157,7 +204,7 @@ impl Lifecycle {
         registered_at: &mut Option<Monotonic>,
     ) -> Result<(), RegistrationEnd> {
         let (socket, resource) = (sockets::kubelet_socket(&self.directory), self.resource());
-        let registered = register(&socket, server.name(), resource.as_str(), self.deadlines.register).await;
+        let registered = server.register(&socket, resource.as_str(), self.deadlines.register).await;
         registered.map_err(RegistrationEnd::Register)?;
         *registered_at = Some(self.now());
         self.service.status.registered();
@@ -194,19 +241,6 @@ impl Lifecycle {
             tracing::warn!(resource = %self.resource(), "not registered: {reason}");
             *logged = reason;
         }
-    }
-
-    /// Waits until every device has been checked, at most `FIRST_CHECK` after the lifecycle `began`; not where the
-    /// kubelet has had the resource before: without it pods are refused.
-    async fn until_checked(&mut self, began: Monotonic) {
-        if !self.advertised.is_empty() {
-            return;
-        }
-        let is_unchecked = |device: &OfferedDevice| device.health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
-        let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(is_unchecked);
-        let left = FIRST_CHECK.saturating_sub(self.now().since(began));
-        // After that, unchecked devices are sent as they are; an error means that the agent is ending.
-        let _ = tokio::time::timeout(left, self.service.offer.wait_for(checked)).await;
     }
 
     /// Runs `Registered` and `In conflict`, with the list open. The sockets of `not_serving` belong to plugins that the

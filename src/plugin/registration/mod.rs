@@ -1,4 +1,5 @@
-//! The registration of a resource with the kubelet: `lifecycle` has all of it from listen to end.
+//! The registration of a resource with the kubelet. `lifecycle` has its states; `waiting` waits in the first of them, `server` is
+//! our socket, and `conflict` compares the kubelet's answers with the offer, with `grants`.
 //!
 //! In: `ServiceInputs`, the device-plugin directory, the kubelet's answers. Out: the registration, and the resource's
 //! status. Does not use: how devices are chosen and allocated.
@@ -6,13 +7,10 @@
 mod conflict;
 mod grants;
 mod lifecycle;
-mod register;
 mod server;
 #[cfg(test)]
 mod tests;
-mod until_free;
 mod waiting;
 
 pub use conflict::{OtherPlugin, known_resource, other_plugin, other_resource_text, unserved};
-pub use lifecycle::{EndedLifecycle, Lifecycle};
-pub use register::Deadlines;
+pub use lifecycle::{Deadlines, EndedLifecycle, Lifecycle};

@@ -1,12 +1,12 @@
-//! One listening socket of a resource, from bind to removal.
+//! One listening socket of a resource, from bind to removal, and the call `Register` that names it.
 //!
-//! In: the service. Out: whether the kubelet has the list open, and whether the socket file is still ours. Does not
-//! use: the kubelet's socket.
+//! In: the service. Out: whether the kubelet has the list open, and whether the socket file is still ours.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -14,7 +14,14 @@ use tokio_stream::wrappers::UnixListenerStream;
 use crate::domain::periods::PLUGIN_STOP;
 use crate::plugin::allocate::{AnsweredCalls, OpenStreams, PluginService, ServiceInputs};
 use crate::plugin::host::sockets::{self, SocketIdentity};
+use crate::tasks::within;
+use crate::wire::channel_over;
+use crate::wire::v1beta1::RegisterRequest;
 use crate::wire::v1beta1::device_plugin_server::DevicePluginServer;
+use crate::wire::v1beta1::registration_client::RegistrationClient;
+use crate::words;
+
+const VERSION: &str = "v1beta1";
 
 /// One listening socket and its server. Dropping it ends both and removes the socket.
 #[derive(Debug)]
@@ -57,6 +64,28 @@ impl PluginServer {
 
     pub fn socket_is_there(&self) -> bool {
         sockets::identity(&self.path) == self.file
+    }
+
+    /// Registers the resource under this socket. The error is text for the operator.
+    pub async fn register(&self, kubelet: &Path, resource: &str, deadline: Duration) -> Result<(), String> {
+        let request = RegisterRequest {
+            version: VERSION.to_owned(),
+            endpoint: self.name(),
+            resource_name: resource.to_owned(),
+            // The kubelet queries the options from the plugin.
+            options: None,
+        };
+        let call = async {
+            let unreachable = |error| format!("{}: {error}", kubelet.display());
+            let stream = UnixStream::connect(kubelet).await.map_err(unreachable)?;
+            let channel = channel_over(stream).await.map_err(|error| error.to_string())?;
+            let mut client = RegistrationClient::new(channel);
+            client.register(request).await.map_err(|status| status.message().to_owned())
+        };
+        within(deadline, call)
+            .await
+            .unwrap_or_else(|| Err(format!("no answer within {}", words::duration(deadline))))
+            .map(drop)
     }
 
     /// Waits until the kubelet has opened the list.

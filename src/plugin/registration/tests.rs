@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::lifecycle::{EndedLifecycle, Lifecycle};
-use super::register::Deadlines;
+use super::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
 use crate::clock::Clock;
 use crate::domain::holders::HoldersState;
 use crate::domain::model::{KubeletState, Monotonic, PluginResource, PluginState, ResourceName, UnhealthyReason};

@@ -1,32 +1,161 @@
-//! Decides whether a resource still waits for another plugin. Pure.
+//! `Waiting` of a lifecycle: until no other plugin has the resource or its hardware, and until the devices are checked.
 //!
-//! In: answers of the kubelet, sockets, times. Out: whether the resource is free, or which plugin has it. The kubelet
-//! decides: a socket alone shows no registration, and an answer from before a socket's end shows an ended plugin.
+//! In: the kubelet's answers, the plugin directory, the offer. Out: the conflict, in the resource's status and the log.
+//! `Waiting` decides, and is pure: the kubelet's answer counts, because a socket alone shows no registration, and an answer
+//! from before a socket's end shows an ended plugin.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::conflict::{OtherPlugin, other_plugin, unserved};
+use super::conflict::{self, OtherPlugin, other_plugin, unserved};
+use super::lifecycle::Lifecycle;
+use crate::domain::holders::HoldersState;
 use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
-use crate::domain::periods::LIST_SHOWN;
+use crate::domain::periods::{KUBELET_START, LIST_SHOWN};
+use crate::plugin::config::OnConflict;
+use crate::plugin::host::sockets;
+use crate::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
+use crate::tasks::changed;
 
+/// The pause between two queries of the kubelet while a plugin ends.
+const ENDING_QUERIES: Duration = Duration::from_millis(50);
+/// How long the kubelet lists no device before we register, with `onConflict: waitWhileServed`.
+const UNSERVED: Duration = Duration::from_mins(1);
+/// The longest wait for the kubelet's first answer on what it can allocate. Some kubelets give none.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// The longest time in which the kubelet may list devices of a plugin whose socket is gone.
 const DROPPED: Duration = Duration::from_secs(10);
+/// The longest wait for the first health of the devices. A kubelet that gets devices before they are checked shows them
+/// as unhealthy on every pod that holds one, at each start of podmeter.
+const FIRST_CHECK: Duration = Duration::from_secs(2);
+
+impl Lifecycle {
+    /// Returns when no other plugin serves the resource or offers its hardware.
+    pub(super) async fn until_free(&mut self) {
+        let known =
+            |state: &Arc<HoldersState>| state.kubelet.allocatable_at.is_some() || state.kubelet.problem.is_some();
+        // No answer is no conflict; an error means that the agent is ending.
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.service.plugin.holders.wait_for(known)).await;
+        let resource = self.resource();
+        let registers_unserved = self.service.config.on_conflict() == OnConflict::WaitWhileServed;
+        let (mut waiting, mut logged, mut queried) = (Waiting::default(), None, None);
+        loop {
+            self.directory_changes.mark_unchanged();
+            self.wait_for_new_kubelet().await;
+            let answer = self.service.plugin.kubelet();
+            let others = Others {
+                now: self.now(),
+                kubelet: &answer,
+                sockets: &sockets::others(&self.directory),
+                live: &self.live_sockets(&BTreeMap::new()).await,
+                // A registration that was there before the other plugin continues.
+                other_resource: self.advertised.is_empty().then(|| self.other_resource(&answer)).flatten(),
+            };
+            let now = others.now;
+            let reason = match waiting.observe(&resource, &self.advertised, others) {
+                Wait::Free => break,
+                Wait::Unserved(text, duration) if registers_unserved && duration >= UNSERVED => {
+                    tracing::warn!(%resource, "registering: {text}");
+                    break;
+                }
+                Wait::Conflict(text) => Some((text, false)),
+                Wait::Unserved(text, _) => Some((text, true)),
+                Wait::Ending => None,
+            };
+            let first = !std::mem::replace(&mut self.is_waiting, true);
+            if let Some((text, unserved)) = &reason
+                && reason != logged
+            {
+                tracing::warn!(%resource, "waiting: {text}");
+                self.service.status.set_conflict(Some(text), *unserved);
+                logged.clone_from(&reason);
+            }
+            let next_query = match reason {
+                None => Some(self.query_ending(&mut queried, now)),
+                // The devices of a podmeter that has just ended are listed for a moment longer.
+                Some(_) if first => Some(LIST_SHOWN),
+                Some(_) => None,
+            };
+            tokio::select! {
+                () = changed(&mut self.directory_changes) => {}
+                () = self.service.plugin.kubelet_changed(&answer) => {}
+                () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
+                    if reason.is_some() {
+                        self.service.plugin.refresh_allocatable.notify_one();
+                    }
+                }
+            }
+        }
+        if std::mem::take(&mut self.is_waiting) {
+            tracing::info!(%resource, "no other device plugin serves the resource any more");
+            self.service.status.set_conflict(None, false);
+        }
+    }
+
+    /// Queries the kubelet at once, then at intervals: new pods fail until the resource is registered again. Returns
+    /// the time to the next query.
+    fn query_ending(&self, queried: &mut Option<Monotonic>, now: Monotonic) -> Duration {
+        let since = queried.map_or(ENDING_QUERIES, |at| now.since(at));
+        if since >= ENDING_QUERIES {
+            *queried = Some(now);
+            self.service.plugin.refresh_allocatable.notify_one();
+            return ENDING_QUERIES;
+        }
+        ENDING_QUERIES - since
+    }
+
+    /// While another plugin has the resource, waits before it queries a kubelet that has just started.
+    async fn wait_for_new_kubelet(&mut self) {
+        let socket = sockets::kubelet_socket(&self.directory);
+        let seen = std::mem::replace(&mut self.kubelet_seen, sockets::identity(&socket));
+        if self.is_waiting && seen.is_some() && seen != self.kubelet_seen {
+            tokio::time::sleep(KUBELET_START).await;
+            self.service.plugin.refresh_allocatable.notify_one();
+        }
+    }
+
+    /// The plugin of another resource that offers our hardware, in words with a remedy. Other resources of this process
+    /// do not count, nor does another podmeter in a rolling update: neither gives out what is held.
+    pub(super) fn other_resource(&self, kubelet: &KubeletState) -> Option<String> {
+        let sockets = sockets::others(&self.directory);
+        let answered = kubelet.allocatable_at?.monotonic;
+        let is_own = |resource: &ResourceName| {
+            self.service.status.serves(resource, answered)
+                || sockets.iter().any(|name| sockets::is_a_podmeters(name, resource))
+        };
+        let hardware = Arc::clone(&self.service.plugin.holders.borrow().hardware);
+        conflict::other_resource(&self.service.offer.borrow(), kubelet, &hardware.inventory, is_own)
+    }
+
+    /// Waits until every device has been checked, at most `FIRST_CHECK` after the lifecycle `began`; not where the
+    /// kubelet has had the resource before: without it pods are refused.
+    pub(super) async fn until_checked(&mut self, began: Monotonic) {
+        if !self.advertised.is_empty() {
+            return;
+        }
+        let is_unchecked = |device: &OfferedDevice| device.health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
+        let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(is_unchecked);
+        let left = FIRST_CHECK.saturating_sub(self.now().since(began));
+        // After that, unchecked devices are sent as they are; an error means that the agent is ending.
+        let _ = tokio::time::timeout(left, self.service.offer.wait_for(checked)).await;
+    }
+}
 
 /// The present state of the other plugins.
-pub struct Others<'a> {
-    pub now: Monotonic,
-    pub kubelet: &'a KubeletState,
+struct Others<'a> {
+    now: Monotonic,
+    kubelet: &'a KubeletState,
     /// The sockets in the directory, without the kubelet's.
-    pub sockets: &'a BTreeSet<String>,
+    sockets: &'a BTreeSet<String>,
     /// The sockets that can matter and accept connections.
-    pub live: &'a [String],
+    live: &'a [String],
     /// The plugin of another resource with the same hardware, in words with a remedy.
-    pub other_resource: Option<String>,
+    other_resource: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wait {
+enum Wait {
     Free,
     /// Another plugin has the resource or its hardware; the text names it, with a remedy.
     Conflict(String),
@@ -38,7 +167,7 @@ pub enum Wait {
 
 /// One wait, from the first observation to the end of the conflict.
 #[derive(Debug, Default)]
-pub struct Waiting {
+struct Waiting {
     sockets: BTreeSet<String>,
     live: BTreeSet<String>,
     /// When a socket disappeared, or stopped to accept connections.
@@ -49,7 +178,7 @@ pub struct Waiting {
 
 impl Waiting {
     /// `sent`: the devices that this process has sent the kubelet.
-    pub fn observe(&mut self, resource: &ResourceName, sent: &BTreeSet<DeviceId>, others: Others<'_>) -> Wait {
+    fn observe(&mut self, resource: &ResourceName, sent: &BTreeSet<DeviceId>, others: Others<'_>) -> Wait {
         let Others { now, kubelet, sockets, live, other_resource } = others;
         let live_before = std::mem::replace(&mut self.live, live.iter().cloned().collect());
         let sockets_before = std::mem::replace(&mut self.sockets, sockets.clone());
