@@ -3,24 +3,24 @@
 
 use std::time::Duration;
 
-use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodPhase, node};
-use crate::support::plugin_harness::{GPU, PluginHarness, counts, pod, runs};
+use crate::support::kubelet::{ContainerSpec, GPU, KubeletNode, ListedDevice, Options, PodPhase, asking_pod, node};
+use crate::support::plugin_harness::PluginHarness;
 use crate::support::stand_in_plugin::StandInPlugin;
 
 /// A kubelet that is interrupted between bind and listen for longer than a plugin takes to notice its socket.
-async fn slow_kubelet() -> Node {
+async fn slow_kubelet() -> KubeletNode {
     node(Options { bind_to_listen: Duration::from_millis(60), ..Options::default() }).await
 }
 
 /// Restarts the kubelet beside a pod with an ended init container. Returns the pod's phase after the admission.
-async fn after_a_restart(node: &Node, gpus: usize) -> Option<PodPhase> {
-    counts(node, GPU, gpus, gpus).await;
-    let trainer = pod("trainer", 1).init_container(ContainerSpec::new("init").asks(GPU, 1));
-    runs(node, trainer).await;
+async fn after_a_restart(node: &KubeletNode, gpus: usize) -> Option<PodPhase> {
+    node.counts(GPU, gpus, gpus).await;
+    let trainer = asking_pod("trainer", GPU, 1).init_container(ContainerSpec::new("init").asks(GPU, 1));
+    node.runs(trainer).await;
     node.restart().unwrap();
     // In paused time.
     tokio::time::sleep(Duration::from_secs(10)).await;
-    counts(node, GPU, gpus, gpus).await;
+    node.counts(GPU, gpus, gpus).await;
     node.phase("team", "trainer")
 }
 
