@@ -5,13 +5,13 @@
 //! To add a value, such as `memory_temperature_celsius`, which becomes the metric `podmeter_device_temperature_celsius`:
 //!
 //! 1. A field of `Medium` in `domain/model/reading.rs`, or of `Slow` in `slow_reading.rs`, and its range in `hardware/plausible.rs`.
-//! 2. A row below (`row!`) in the table of `medium.rs`, `slow.rs`, `nvlink.rs` or `gpm.rs`. A counter also in `hardware/monotone.rs`.
+//! 2. A row (`row!`, below) in the table of `medium.rs`, `slow.rs`, `nvlink.rs` or `gpm.rs`. A counter also in `hardware/monotone.rs`.
 //! 3. Its value in `hardware/simulated/reader.rs`, for `demo`.
 //! 4. In the fake driver the answer (`tests/fake-nvml/src/fields.rs`, or `calls`) and, for a test to set it, `state`; then an assertion
 //!    in `tests/it/hardware_nvml.rs`.
 //! 5. A metric in a group of `serve/metrics/device_*.rs`, its name, type and labels in `tests/data/metric_catalogue.tsv`, and a value
 //!    in `serve/metrics/tests/fixture/hardware.rs`. Where dcgm-exporter has it: `serve/metrics/dcgm/names.json` and `values.rs`.
-//! 6. List it in `serve/api`, if the API shows it.
+//! 6. Its name in `serve/api/node.rs`, if the API shows it.
 //! 7. `UPDATE_GOLDEN=1 cargo test --lib -- golden` writes the pages and tables of metrics. A line in CHANGELOG.md.
 
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t, nvmlValueType_t};
