@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::AREAS;
-use crate::row::{Area, Row};
+use crate::row::{Area, FaultRow};
 
 const HEAD: &str = "# Reliability
 
@@ -87,8 +87,8 @@ fn render(areas: &[&Area], measured: &BTreeMap<String, String>) -> String {
     text
 }
 
-fn cells(row: &Row) -> String {
-    let Row { id, happens, undone, .. } = row;
+fn cells(row: &FaultRow) -> String {
+    let FaultRow { id, happens, undone, .. } = row;
     format!("| `{id}` | {happens} | {row} | {} | {undone} |", list(row.goes_on))
 }
 

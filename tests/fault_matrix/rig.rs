@@ -26,7 +26,7 @@ const FILES: f64 = 12.0;
 
 /// How podmeter is started on the node.
 #[derive(Default)]
-pub struct Setup {
+pub struct AgentSetup {
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, PathBuf)>,
     /// Gives it a PCI bus with the GPUs.
@@ -38,7 +38,7 @@ pub struct Setup {
 pub struct Rig {
     pub kubelet: KubeletNode,
     pub driver: FakeNvml,
-    setup: Setup,
+    setup: AgentSetup,
     running: Option<Running>,
     /// Logs of ended processes.
     past: String,
@@ -59,7 +59,7 @@ pub fn unix_now() -> f64 {
 
 impl Rig {
     /// Starts podmeter, waits until it is registered, and adds pod `team/trainer` with one GPU.
-    pub async fn start(setup: Setup) -> Self {
+    pub async fn start(setup: AgentSetup) -> Self {
         let (kubelet, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
         let (past, held) = (String::new(), vec![]);
         let mut rig = Self { kubelet, driver, setup, running: None, past, held, files: 0.0, guests: 0 };

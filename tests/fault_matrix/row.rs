@@ -2,25 +2,25 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use crate::rig::{Rig, Setup};
+use crate::rig::{AgentSetup, Rig};
 use crate::support::agent::Page;
 
 /// Faults that share one kind of node.
 pub struct Area {
     pub name: &'static str,
-    pub rows: &'static [Row],
+    pub rows: &'static [FaultRow],
     /// Changes the node before it starts.
-    pub setup: fn(&mut Setup),
+    pub setup: fn(&mut AgentSetup),
 }
 
-pub struct Row {
+pub struct FaultRow {
     pub id: &'static str,
     pub happens: &'static str,
     pub how: fn(&mut Rig),
     /// The symptoms: each of them at some time.
-    pub metrics: &'static [Metric],
-    pub log: Log,
-    pub page: Option<Text>,
+    pub metrics: &'static [Sample],
+    pub log: Logged,
+    pub page: Option<Reply>,
     pub goes_on: &'static [GoesOn],
     /// What ends it, in words.
     pub undone: &'static str,
@@ -31,12 +31,12 @@ pub struct Row {
 }
 
 /// What most rows have: nothing stops working, and podmeter recovers by itself.
-pub const ROW: Row = Row {
+pub const ROW: FaultRow = FaultRow {
     id: "",
     happens: "",
     how: |_| {},
     metrics: &[],
-    log: Log::Silent,
+    log: Logged::Silent,
     page: None,
     goes_on: ALL,
     undone: "not needed",
@@ -44,19 +44,19 @@ pub const ROW: Row = Row {
     within: 10,
 };
 
-pub const READY: Option<Text> = Some(Text("/-/ready", "200 OK"));
-pub const HEALTHY: Option<Text> = Some(Text("/-/healthy", "200 OK"));
+pub const READY: Option<Reply> = Some(Reply("/-/ready", "200 OK"));
+pub const HEALTHY: Option<Reply> = Some(Reply("/-/healthy", "200 OK"));
 
-pub enum Log {
+pub enum Logged {
     Line(&'static str),
     /// Neither a warning nor an error: what a client may repeat at will does not fill the log.
     Silent,
 }
 
 /// Part of an answer, its head included.
-pub struct Text(pub &'static str, pub &'static str);
+pub struct Reply(pub &'static str, pub &'static str);
 
-pub struct Metric(pub &'static str, pub &'static [&'static str], pub Is);
+pub struct Sample(pub &'static str, pub &'static [&'static str], pub Is);
 
 #[derive(Clone, Copy)]
 pub enum Is {
@@ -94,7 +94,7 @@ pub enum GoesOn {
 /// As without a fault.
 pub const ALL: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Admits];
 
-impl Metric {
+impl Sample {
     pub fn holds(&self, page: &Page, before: &Page, now: f64) -> bool {
         let Self(name, labels, is) = *self;
         let mut values = page.samples(name, labels).map(|(_, value)| value);
@@ -111,7 +111,7 @@ impl Metric {
     }
 }
 
-impl Display for Metric {
+impl Display for Sample {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         let Self(name, labels, is) = self;
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
@@ -129,17 +129,17 @@ impl Display for Metric {
 }
 
 /// The symptoms.
-impl Display for Row {
+impl Display for FaultRow {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         for metric in self.metrics {
             write!(f, "{metric}<br>")?;
         }
         match self.log {
-            Log::Line(text) => write!(f, "log: `{text}`")?,
-            Log::Silent => write!(f, "log: nothing")?,
+            Logged::Line(text) => write!(f, "log: `{text}`")?,
+            Logged::Silent => write!(f, "log: nothing")?,
         }
         match &self.page {
-            Some(Text(route, text)) => write!(f, "<br>`{route}`: `{text}`"),
+            Some(Reply(route, text)) => write!(f, "<br>`{route}`: `{text}`"),
             None => Ok(()),
         }
     }

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use crate::document;
-use crate::rig::{Rig, Setup, TRAINER, unix_now};
-use crate::row::{Area, GoesOn, Log, Row, Text};
+use crate::rig::{AgentSetup, Rig, TRAINER, unix_now};
+use crate::row::{Area, FaultRow, GoesOn, Logged, Reply};
 use crate::support::agent::Page;
 use crate::support::logfmt::fields;
 
@@ -56,13 +56,13 @@ pub async fn area(area: &Area) {
 }
 
 async fn fresh(area: &Area) -> Rig {
-    let mut setup = Setup::default();
+    let mut setup = AgentSetup::default();
     (area.setup)(&mut setup);
     Rig::start(setup).await
 }
 
 /// Runs a row and returns the time to recovery.
-fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
+fn one(row: &FaultRow, rig: &mut Rig) -> Result<Duration, String> {
     recovered(rig, RECOVERED).map_err(|problem| format!("not recovered before: {problem}"))?;
     rig.count_open_files();
     let (before, pid, mark) = (rig.metrics(), rig.pid(), rig.log().len());
@@ -92,14 +92,14 @@ fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
     Ok(took)
 }
 
-fn go_on(row: &Row, rig: &mut Rig) -> Result<(), String> {
+fn go_on(row: &FaultRow, rig: &mut Rig) -> Result<(), String> {
     row.goes_on.iter().try_for_each(|goes_on| {
         patiently(GOES_ON, || goes(*goes_on, rig)).map_err(|problem| format!("does not continue: {problem}"))
     })
 }
 
 /// Waits for recovery and returns the time since `began`.
-fn recovery_time(row: &Row, rig: &Rig, began: Instant) -> Result<Duration, String> {
+fn recovery_time(row: &FaultRow, rig: &Rig, began: Instant) -> Result<Duration, String> {
     let limit = Duration::from_secs(GENEROUS * row.within).saturating_sub(began.elapsed());
     let result = recovered(rig, limit);
     result.map_err(|problem| {
@@ -124,18 +124,18 @@ fn patiently(limit: Duration, mut question: impl FnMut() -> Result<(), String>) 
 }
 
 /// Each symptom at some time: those of a short fault may not coincide.
-fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> {
+fn seen(row: &FaultRow, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> {
     let mut metrics: Vec<_> = row.metrics.iter().collect();
     let mut text = row.page.as_ref();
     let mut line = match row.log {
-        Log::Line(line) => Some(line),
-        Log::Silent => None,
+        Logged::Line(line) => Some(line),
+        Logged::Silent => None,
     };
     patiently(SEEN, || {
         let page = rig.metrics();
         metrics.retain(|metric| !metric.holds(&page, before, unix_now()));
         line.take_if(|line| rig.log()[mark..].contains(*line));
-        text.take_if(|Text(route, words)| {
+        text.take_if(|Reply(route, words)| {
             rig.get(route).is_some_and(|answer| (answer.head + "\n" + &answer.body).contains(*words))
         });
         if let Some(metric) = metrics.first() {
@@ -144,7 +144,7 @@ fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> 
         if let Some(line) = line {
             return Err(format!("not in the log: {line}"));
         }
-        text.map_or(Ok(()), |Text(route, words)| {
+        text.map_or(Ok(()), |Reply(route, words)| {
             Err(format!("not on {route}: {words}\n{}", rig.get(route).map(|answer| answer.body).unwrap_or_default()))
         })
     })?;
@@ -153,7 +153,7 @@ fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> 
     let is_logged =
         |line: &&str| (line.contains("level=WARN") || line.contains("level=ERROR")) && !line.contains("no inotify");
     match (&row.log, log[mark..].lines().find(is_logged)) {
-        (Log::Silent, Some(line)) => Err(format!("in the log: {line}")),
+        (Logged::Silent, Some(line)) => Err(format!("in the log: {line}")),
         _ => Ok(()),
     }
 }

@@ -3,13 +3,13 @@
 use serde_json::json;
 
 use crate::rig::{Rig, wait_for};
-use crate::row::{Area, GoesOn, Is, Log, Metric, ROW, Row};
+use crate::row::{Area, FaultRow, GoesOn, Is, Logged, ROW, Sample};
 use crate::support::kubelet::{Claim, ContainerSpec, PodSpec};
 
 const DRIVER: &str = "gpu.nvidia.com";
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
-const BY_NAME: Metric = Metric("podmeter_container_claim_info", &["join=\"device_name\""], Is::Series(1));
-const UNJOINED: Metric = Metric("podmeter_container_claim_info", &["gpu_uuid="], Is::Absent);
+const BY_NAME: Sample = Sample("podmeter_container_claim_info", &["join=\"device_name\""], Is::Series(1));
+const UNJOINED: Sample = Sample("podmeter_container_claim_info", &["gpu_uuid="], Is::Absent);
 /// The plugin does not give out the GPU of the claim.
 const ONE_CLAIMED: &[GoesOn] =
     &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Admits];
@@ -18,36 +18,36 @@ pub const AREA: Area = Area {
     name: "DRA claims",
     setup: |_| {},
     rows: &[
-        Row {
+        FaultRow {
             id: "claim-files-missing",
             happens: "No file of the DRA driver is visible: its directories are not mounted",
             how: |rig| claim(rig, "gpu-3"),
             metrics: &[
                 BY_NAME,
-                Metric("podmeter_claim_files_unreadable", &[], Is::Value(0.0)),
-                Metric("podmeter_unresolved_devices", &[], Is::Absent),
+                Sample("podmeter_claim_files_unreadable", &[], Is::Value(0.0)),
+                Sample("podmeter_unresolved_devices", &[], Is::Absent),
             ],
-            log: Log::Line("held by team/claiming as claim team/gpu"),
+            log: Logged::Line("held by team/claiming as claim team/gpu"),
             goes_on: ONE_CLAIMED,
             undone: "the claim ends",
             undo: Some(unclaim),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "claim-checkpoint-garbled",
             happens: "The DRA driver's checkpoint is cut short",
             how: |rig| {
                 write(rig, "checkpoint.json", "{\"checksum\":1,\"v2\":{\"prepar");
                 claim(rig, "gpu-3");
             },
-            metrics: &[BY_NAME, Metric("podmeter_claim_files_unreadable", &["source=\"checkpoint\""], Is::Value(1.0))],
-            log: Log::Line("new claims are joined without it"),
+            metrics: &[BY_NAME, Sample("podmeter_claim_files_unreadable", &["source=\"checkpoint\""], Is::Value(1.0))],
+            log: Logged::Line("new claims are joined without it"),
             goes_on: ONE_CLAIMED,
             undone: "the claim ends",
             undo: Some(unclaim),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "claim-sources-contradict",
             happens: "The DRA driver's metadata and its checkpoint name different GPUs for a claim",
             how: |rig| {
@@ -66,18 +66,18 @@ pub const AREA: Area = Area {
                 claim(rig, "gpu-3");
             },
             metrics: &[
-                Metric("podmeter_unresolved_devices", &["form=\"dra_contradiction\""], Is::Value(1.0)),
+                Sample("podmeter_unresolved_devices", &["form=\"dra_contradiction\""], Is::Value(1.0)),
                 UNJOINED,
             ],
             undone: "the claim ends",
             undo: Some(unclaim),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "claim-device-unknown",
             happens: "A claim has a device that no source resolves",
             how: |rig| claim(rig, "gpu-99"),
-            metrics: &[Metric("podmeter_unresolved_devices", &["form=\"dra_gpu\""], Is::Value(1.0)), UNJOINED],
+            metrics: &[Sample("podmeter_unresolved_devices", &["form=\"dra_gpu\""], Is::Value(1.0)), UNJOINED],
             undone: "the claim ends",
             undo: Some(unclaim),
             ..ROW

@@ -2,17 +2,17 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use crate::rig::Rig;
-use crate::row::{Area, HEALTHY, Is, Log, Metric, ROW, Row, Text};
+use crate::row::{Area, FaultRow, HEALTHY, Is, Logged, ROW, Reply, Sample};
 use crate::support::agent::connect;
 
-const OPEN_FILES: Metric = Metric("process_open_fds", &[], Is::Rises);
-const SERVED: Metric = Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises);
+const OPEN_FILES: Sample = Sample("process_open_fds", &[], Is::Rises);
+const SERVED: Sample = Sample("podmeter_scrape_duration_seconds_count", &[], Is::Rises);
 
 pub const AREA: Area = Area {
     name: "A network client",
     setup: |setup| setup.arguments.extend(["--web-read-timeout=2s".into(), "--web-write-timeout=2s".into()]),
     rows: &[
-        Row {
+        FaultRow {
             id: "client-idle-connections",
             happens: "A client opens 100 connections and sends nothing: podmeter accepts 64, and the others when those time out",
             how: |rig| {
@@ -20,13 +20,13 @@ pub const AREA: Area = Area {
                 rig.hold(connections);
             },
             metrics: &[SERVED],
-            log: Log::Line("the limit of connections is reached"),
+            log: Logged::Line("the limit of connections is reached"),
             page: HEALTHY,
             undone: "`--web-read-timeout` (2 s here) closes the connections",
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "client-unread-answers",
             happens: "Twenty clients request pages and read no response",
             how: |rig| {
@@ -40,7 +40,7 @@ pub const AREA: Area = Area {
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "client-stalled-streams",
             happens: "Twenty clients open an event stream and do not read it",
             how: |rig| {
@@ -54,7 +54,7 @@ pub const AREA: Area = Area {
             undo: Some(|_| {}),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "client-nonsense",
             happens: "A client sends a TLS handshake, or random bytes, to the plain HTTP port",
             how: |rig| {
@@ -68,7 +68,7 @@ pub const AREA: Area = Area {
             undone: "not needed: podmeter closes the connection",
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "client-admin-requests",
             happens: "A client sends admin requests to the public port and gets 404 or 405",
             how: |rig| {
@@ -79,8 +79,8 @@ pub const AREA: Area = Area {
                     assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
                 }
             },
-            metrics: &[Metric("podmeter_released", &[], Is::Value(0.0)), SERVED],
-            page: Some(Text("/release", "404 Not Found")),
+            metrics: &[Sample("podmeter_released", &[], Is::Value(0.0)), SERVED],
+            page: Some(Reply("/release", "404 Not Found")),
             undone: "not needed: the public port has no admin routes",
             ..ROW
         },

@@ -2,7 +2,7 @@ use rustix::fs::{CWD, RenameFlags};
 use serde_json::json;
 
 use crate::rig::{CONDITION, Rig, until};
-use crate::row::{Area, GoesOn, Is, Log, Metric, ROW, Row, Text};
+use crate::row::{Area, FaultRow, GoesOn, Is, Logged, ROW, Reply, Sample};
 use crate::support::agent::ended;
 
 const UNKNOWN: i32 = 2;
@@ -12,13 +12,13 @@ pub const AREA: Area = Area {
     name: "A repair system",
     setup: |_| {},
     rows: &[
-        Row {
+        FaultRow {
             id: "condition-gpus-lost",
             happens: "Every GPU is lost, that of the pod too",
             how: |rig| rig.gpus(|gpu| gpu["lost"] = json!(true)),
-            metrics: &[Metric("podmeter_device_unhealthy_reason", &["reason=\"lost\""], Is::Series(8))],
-            log: Log::Line("unhealthy"),
-            page: Some(Text("/api/v1/health", "lost since")),
+            metrics: &[Sample("podmeter_device_unhealthy_reason", &["reason=\"lost\""], Is::Series(8))],
+            log: Logged::Line("unhealthy"),
+            page: Some(Reply("/api/v1/health", "lost since")),
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
             undone: "the GPUs answer",
             undo: Some(|rig| {
@@ -29,7 +29,7 @@ pub const AREA: Area = Area {
             }),
             within: 30,
         },
-        Row {
+        FaultRow {
             id: "condition-agent-down",
             happens: "podmeter is killed, and a repair system checks the node",
             how: |rig| {
@@ -46,7 +46,7 @@ pub const AREA: Area = Area {
             within: 20,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "condition-file-not-written",
             happens: "The condition file can no longer be written, and becomes old",
             how: |rig| {
@@ -64,8 +64,8 @@ pub const AREA: Area = Area {
                 let (code, output) = ended(&["health", "-o", "npd", "--file", file.to_str().unwrap()]);
                 assert!(code == UNKNOWN && output.contains("was last written"), "{code}: {output}");
             },
-            log: Log::Line("the condition file cannot be written"),
-            page: Some(Text("/api/v1/health", "\"status\": \"healthy\"")),
+            log: Logged::Line("the condition file cannot be written"),
+            page: Some(Reply("/api/v1/health", "\"status\": \"healthy\"")),
             undone: "the file can be written",
             undo: Some(|rig| std::fs::remove_dir(rig.path(CONDITION)).unwrap()),
             within: 20,

@@ -1,28 +1,28 @@
 use crate::rig::CONFIG;
-use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
+use crate::row::{Area, FaultRow, GoesOn, Is, Logged, READY, ROW, Reply, Sample};
 
-const RELOAD_FAILED: Metric = Metric("podmeter_config_last_reload_successful", &[], Is::Value(0.0));
+const RELOAD_FAILED: Sample = Sample("podmeter_config_last_reload_successful", &[], Is::Value(0.0));
 const RELOAD_ERROR: &str = "configuration rejected: the previous one remains in use";
 const WEB_RELOAD_ERROR: &str = "web configuration rejected: the previous one remains in use";
-const RELOAD_ON_NODE_ROUTE: Option<Text> = Some(Text("/api/v1/node", "\"config_reload\":{\"successful\":false"));
+const RELOAD_ON_NODE_ROUTE: Option<Reply> = Some(Reply("/api/v1/node", "\"config_reload\":{\"successful\":false"));
 const GOOD_WEB: &str = "http_server_config: {headers: {X-Frame-Options: sameorigin}}\n";
 
 pub const AREA: Area = Area {
     name: "The configuration",
     setup: |_| {},
     rows: &[
-        Row {
+        FaultRow {
             id: "config-bad-value",
             happens: "The configuration has an invalid value at a reload (SIGHUP)",
             how: |rig| rig.reload("retention: forever\n"),
             metrics: &[RELOAD_FAILED],
-            log: Log::Line(RELOAD_ERROR),
+            log: Logged::Line(RELOAD_ERROR),
             page: RELOAD_ON_NODE_ROUTE,
             undone: "a valid file and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "config-file-gone",
             happens: "The configuration file is missing at a reload (SIGHUP)",
             how: |rig| {
@@ -30,13 +30,13 @@ pub const AREA: Area = Area {
                 rig.signal("HUP");
             },
             metrics: &[RELOAD_FAILED],
-            log: Log::Line(RELOAD_ERROR),
+            log: Logged::Line(RELOAD_ERROR),
             page: RELOAD_ON_NODE_ROUTE,
             undone: "the file is restored, and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "config-is-a-pipe",
             happens: "A named pipe is in place of the configuration file at a reload (SIGHUP)",
             how: |rig| {
@@ -46,7 +46,7 @@ pub const AREA: Area = Area {
                 rig.signal("HUP");
             },
             metrics: &[RELOAD_FAILED],
-            log: Log::Line("it is not a regular file"),
+            log: Logged::Line("it is not a regular file"),
             page: RELOAD_ON_NODE_ROUTE,
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Promptly],
             undone: "a file again, and SIGHUP",
@@ -56,40 +56,40 @@ pub const AREA: Area = Area {
             }),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "config-needs-restart",
             happens: "An option that needs a restart is changed, at a reload (SIGHUP)",
             how: |rig| rig.reload(&format!("{CONFIG}nodeName: another\n")),
-            metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
-            log: Log::Line("changed options need a restart of podmeter"),
+            metrics: &[Sample("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
+            log: Logged::Line("changed options need a restart of podmeter"),
             page: READY,
             undone: "the former value and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "web-config-bad",
             happens: "The web configuration is changed to an invalid one",
             how: |rig| rig.write("web-config.yaml", "http_server_config: {headers: {X-Frame-Options: maybe}}\n"),
             metrics: &[RELOAD_FAILED],
-            log: Log::Line(WEB_RELOAD_ERROR),
+            log: Logged::Line(WEB_RELOAD_ERROR),
             page: RELOAD_ON_NODE_ROUTE,
             undone: "a valid file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "web-config-no-certificate",
             happens: "The web configuration names a certificate file that does not exist",
             how: |rig| rig.write("web-config.yaml", "tls_server_config: {cert_file: gone.crt, key_file: gone.key}\n"),
             metrics: &[RELOAD_FAILED],
-            log: Log::Line("gone.crt"),
+            log: Logged::Line("gone.crt"),
             page: RELOAD_ON_NODE_ROUTE,
             undone: "a valid file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "config-misspelt-at-start",
             happens: "podmeter is started with a misspelt key: it exits with 2 before it opens anything",
             how: |rig| {
@@ -97,7 +97,7 @@ pub const AREA: Area = Area {
                 rig.write("podmeter.yaml", "refreshIntervall: 5s\n");
                 assert_eq!(rig.start_failing(&[]), 2, "{}", rig.log());
             },
-            log: Log::Line("refreshIntervall"),
+            log: Logged::Line("refreshIntervall"),
             goes_on: &[GoesOn::Devices(0), GoesOn::Pod],
             undone: "the key is corrected, and podmeter is started",
             undo: Some(|rig| {

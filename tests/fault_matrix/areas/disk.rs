@@ -5,44 +5,44 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::rig::Rig;
-use crate::row::{Area, Is, Log, Metric, ROW, Row, Text};
+use crate::row::{Area, FaultRow, Is, Logged, ROW, Reply, Sample};
 
-const NOT_WRITTEN: Metric = Metric("podmeter_journal_up", &[], Is::Value(0.0));
+const NOT_WRITTEN: Sample = Sample("podmeter_journal_up", &[], Is::Value(0.0));
 
 pub const AREA: Area = Area {
     name: "The disk",
     setup: |_| {},
     rows: &[
-        Row {
+        FaultRow {
             id: "disk-full",
             happens: "The disk has no space for the journal",
             how: |rig| {
                 limit_files(rig, Some(4096));
                 rig.run_a_pod();
             },
-            metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
-            log: Log::Line("the journal of allocations is not written"),
-            page: Some(Text("/", "the journal of allocations is not written")),
+            metrics: &[NOT_WRITTEN, Sample("podmeter_journal_errors_total", &[], Is::Rises)],
+            log: Logged::Line("the journal of allocations is not written"),
+            page: Some(Reply("/", "the journal of allocations is not written")),
             undone: "the disk has space: podmeter writes the waiting records",
             undo: Some(|rig| limit_files(rig, None)),
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "disk-directory-removed",
             happens: "The journal directory is removed while podmeter writes it",
             how: |rig| {
                 std::fs::remove_dir_all(rig.path("state")).unwrap();
                 rig.run_a_pod();
             },
-            metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
-            log: Log::Line("allocations.lock or allocations.sqlite was removed or replaced"),
-            page: Some(Text("/", "the journal of allocations is not written")),
+            metrics: &[NOT_WRITTEN, Sample("podmeter_journal_errors_total", &[], Is::Rises)],
+            log: Logged::Line("allocations.lock or allocations.sqlite was removed or replaced"),
+            page: Some(Reply("/", "the journal of allocations is not written")),
             undone: "not needed: podmeter creates the directory and a new journal",
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "disk-directory-is-a-file",
             happens: "A file exists at the path of the journal directory when podmeter starts",
             how: |rig| {
@@ -52,14 +52,14 @@ pub const AREA: Area = Area {
                 rig.begin();
             },
             metrics: &[NOT_WRITTEN],
-            log: Log::Line("give --state-dir a directory that podmeter may write to"),
-            page: Some(Text("/", "give --state-dir a directory that podmeter may write to")),
+            log: Logged::Line("give --state-dir a directory that podmeter may write to"),
+            page: Some(Reply("/", "give --state-dir a directory that podmeter may write to")),
             undone: "the file is removed",
             undo: Some(|rig| std::fs::remove_file(rig.path("state")).unwrap()),
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "disk-journal-damaged",
             happens: "The journal is damaged when podmeter starts",
             how: |rig| {
@@ -67,13 +67,13 @@ pub const AREA: Area = Area {
                 std::fs::write(rig.path("state").join(FILE), [0x5a; 20_000]).unwrap();
                 rig.begin();
             },
-            metrics: &[Metric("podmeter_journal_errors_total", &[], Is::AtLeast(1.0))],
-            log: Log::Line("cannot be used; it was renamed and a new one begun"),
-            page: Some(Text("/api/v1/allocations", "\"pod\":\"trainer\"")),
+            metrics: &[Sample("podmeter_journal_errors_total", &[], Is::AtLeast(1.0))],
+            log: Logged::Line("cannot be used; it was renamed and a new one begun"),
+            page: Some(Reply("/api/v1/allocations", "\"pod\":\"trainer\"")),
             undone: "not needed: podmeter renames the damaged file",
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "disk-journal-locked",
             happens: "Another podmeter holds the journal's lock when podmeter starts",
             how: |rig| {
@@ -84,8 +84,8 @@ pub const AREA: Area = Area {
                 rig.begin();
             },
             metrics: &[NOT_WRITTEN],
-            log: Log::Line("another podmeter writes to"),
-            page: Some(Text("/", "waiting until it ends")),
+            log: Logged::Line("another podmeter writes to"),
+            page: Some(Reply("/", "waiting until it ends")),
             undone: "the other podmeter ends",
             undo: Some(|_| {}),
             within: 15,

@@ -5,13 +5,13 @@ use crate::support::kubelet::holding_pod;
 use tonic::Code;
 
 use crate::rig::{GPU, Rig, wait_for};
-use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
+use crate::row::{Area, FaultRow, GoesOn, Is, Logged, READY, ROW, Reply, Sample};
 use crate::support::kubelet::Method;
 
 const SHARED: &str = "nvidia.com/gpu.shared";
-const UNREGISTERED: Metric = Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(0.0));
-const REGISTERED_AGAIN: Metric =
-    Metric("podmeter_plugin_registrations_total", &["resource=\"nvidia.com/gpu\""], Is::Rises);
+const UNREGISTERED: Sample = Sample("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(0.0));
+const REGISTERED_AGAIN: Sample =
+    Sample("podmeter_plugin_registrations_total", &["resource=\"nvidia.com/gpu\""], Is::Rises);
 const EXPORTER: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Pod];
 
 /// A registered plugin with the devices of podmeter.
@@ -26,42 +26,42 @@ pub const AREA: Area = Area {
     name: "The device plugin",
     setup: |_| {},
     rows: &[
-        Row {
+        FaultRow {
             id: "plugin-socket-removed",
             happens: "podmeter's socket is removed from the kubelet's directory",
             how: |rig| std::fs::remove_file(rig.own_socket()).unwrap(),
             metrics: &[REGISTERED_AGAIN],
-            log: Log::Line("not registered: our socket file was removed"),
+            log: Logged::Line("not registered: our socket file was removed"),
             page: READY,
             undone: "not needed: podmeter registers again",
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "plugin-stream-lost",
             happens: "The `ListAndWatch` connection breaks",
             how: |rig| assert!(rig.kubelet.lose_stream(GPU)),
-            metrics: &[REGISTERED_AGAIN, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
-            log: Log::Line("not registered: the kubelet ended the device list"),
+            metrics: &[REGISTERED_AGAIN, Sample("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
+            log: Logged::Line("not registered: the kubelet ended the device list"),
             page: READY,
             undone: "not needed: podmeter registers again",
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "plugin-refused",
             happens: "The kubelet rejects the registration",
             how: |rig| {
                 rig.kubelet.fail(Method::Register, Code::Unknown, "the device manager is not ready");
                 assert!(rig.kubelet.lose_stream(GPU));
             },
-            metrics: &[UNREGISTERED, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
-            log: Log::Line("the kubelet does not register the plugin: the device manager is not ready"),
-            page: Some(Text("/", "not registered: the kubelet does not register the plugin")),
+            metrics: &[UNREGISTERED, Sample("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
+            log: Logged::Line("the kubelet does not register the plugin: the device manager is not ready"),
+            page: Some(Reply("/", "not registered: the kubelet does not register the plugin")),
             goes_on: EXPORTER,
             undone: "the kubelet accepts the registration",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
         },
-        Row {
+        FaultRow {
             id: "plugin-not-listed",
             happens: "The kubelet registers the plugin and does not call `ListAndWatch`",
             how: |rig| {
@@ -69,14 +69,14 @@ pub const AREA: Area = Area {
                 assert!(rig.kubelet.lose_stream(GPU));
             },
             metrics: &[UNREGISTERED, REGISTERED_AGAIN],
-            log: Log::Line("the kubelet registered the plugin but did not call ListAndWatch within 10s"),
-            page: Some(Text("/api/v1/node", "did not call ListAndWatch within 10s")),
+            log: Logged::Line("the kubelet registered the plugin but did not call ListAndWatch within 10s"),
+            page: Some(Reply("/api/v1/node", "did not call ListAndWatch within 10s")),
             goes_on: EXPORTER,
             undone: "the kubelet calls it",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
         },
-        Row {
+        FaultRow {
             id: "plugin-registration-hangs",
             happens: "The kubelet does not answer the registration",
             how: |rig| {
@@ -84,14 +84,14 @@ pub const AREA: Area = Area {
                 assert!(rig.kubelet.lose_stream(GPU));
             },
             metrics: &[UNREGISTERED],
-            log: Log::Line("the kubelet does not register the plugin: no answer within 15s"),
-            page: Some(Text("/", "not registered: the kubelet does not register the plugin: no answer within 15s")),
+            log: Logged::Line("the kubelet does not register the plugin: no answer within 15s"),
+            page: Some(Reply("/", "not registered: the kubelet does not register the plugin: no answer within 15s")),
             goes_on: EXPORTER,
             undone: "the kubelet answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 30,
         },
-        Row {
+        FaultRow {
             id: "plugin-directory-gone",
             happens: "The kubelet stops, and its device-plugin directory is missing, as where it is not mounted",
             how: |rig| {
@@ -100,10 +100,10 @@ pub const AREA: Area = Area {
                 std::fs::rename(&directory, directory.with_extension("away")).unwrap();
             },
             metrics: &[UNREGISTERED],
-            log: Log::Line(
+            log: Logged::Line(
                 "kubelet.sock is not there: the kubelet is not running, or --device-plugin-dir is not its directory",
             ),
-            page: Some(Text("/", "kubelet.sock is not there")),
+            page: Some(Reply("/", "kubelet.sock is not there")),
             goes_on: EXPORTER,
             undone: "the directory is restored, and the kubelet starts",
             undo: Some(|rig| {
@@ -113,22 +113,22 @@ pub const AREA: Area = Area {
             }),
             within: 15,
         },
-        Row {
+        FaultRow {
             id: "plugin-conflict",
             happens: "Another vendor's plugin registers the resource after podmeter",
             how: |rig| rig.hold(other_plugin(rig, GPU, Some("nvidia-gpu.sock"))),
             metrics: &[
-                Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+                Sample("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
                 UNREGISTERED,
             ],
-            log: Log::Line("waiting: another device plugin serves nvidia.com/gpu on nvidia-gpu.sock"),
-            page: Some(Text("/", "waiting: another device plugin serves")),
+            log: Logged::Line("waiting: another device plugin serves nvidia.com/gpu on nvidia-gpu.sock"),
+            page: Some(Reply("/", "waiting: another device plugin serves")),
             goes_on: EXPORTER,
             undone: "the other plugin ends",
             undo: Some(Rig::drop_held),
             within: 15,
         },
-        Row {
+        FaultRow {
             id: "plugin-unserved",
             happens: "The kubelet drops the resource, while another plugin listens that has no registration",
             how: |rig| {
@@ -137,13 +137,13 @@ pub const AREA: Area = Area {
                 assert!(rig.kubelet.lose_stream(GPU));
             },
             metrics: &[
-                Metric("podmeter_plugin_unserved", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+                Sample("podmeter_plugin_unserved", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
                 UNREGISTERED,
             ],
-            log: Log::Line(
+            log: Logged::Line(
                 "the kubelet lists no healthy device of nvidia.com/gpu, although a device plugin listens on nvidiaGPU-1.sock",
             ),
-            page: Some(Text("/", "waiting: the kubelet lists no healthy device")),
+            page: Some(Reply("/", "waiting: the kubelet lists no healthy device")),
             goes_on: EXPORTER,
             undone: "the other plugin is removed",
             undo: Some(|rig| {
@@ -152,7 +152,7 @@ pub const AREA: Area = Area {
             }),
             within: 15,
         },
-        Row {
+        FaultRow {
             id: "plugin-other-resource",
             happens: "Another plugin offers the same GPUs as another resource, and a container holds one of them so",
             how: |rig| {
@@ -161,16 +161,16 @@ pub const AREA: Area = Area {
                 wait_for(rig.kubelet.runs(holding_pod("sharer", SHARED, &format!("{free}::0"))));
             },
             metrics: &[
-                Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
-                Metric(
+                Sample("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+                Sample(
                     "podmeter_plugin_devices",
                     &["resource=\"nvidia.com/gpu\"", "health=\"unhealthy\""],
                     Is::Value(1.0),
                 ),
-                Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+                Sample("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
             ],
-            log: Log::Line("the device plugin of nvidia.com/gpu.shared offers"),
-            page: Some(Text("/", "held by team/sharer as nvidia.com/gpu.shared")),
+            log: Logged::Line("the device plugin of nvidia.com/gpu.shared offers"),
+            page: Some(Reply("/", "held by team/sharer as nvidia.com/gpu.shared")),
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Pod],
             undone: "the other plugin and the pod end",
             undo: Some(|rig| {

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::rig::{Rig, until};
-use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row};
+use crate::row::{Area, FaultRow, GoesOn, Is, Logged, READY, ROW, Sample};
 
 /// The documented limit of a shutdown.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -16,18 +16,18 @@ pub const AREA: Area = Area {
     name: "A signal",
     setup: |_| {},
     rows: &[
-        Row {
+        FaultRow {
             id: "signal-term",
             happens: "SIGTERM: podmeter removes its sockets and exits with 0 within 5 s",
             how: |rig| ends(rig, "TERM"),
-            log: Log::Line("ending"),
+            log: Logged::Line("ending"),
             goes_on: KUBELET,
             undone: "podmeter is started",
             undo: Some(Rig::begin),
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "signal-kill",
             happens: "SIGKILL, as by the OOM killer: the sockets remain",
             how: Rig::kill,
@@ -40,14 +40,14 @@ pub const AREA: Area = Area {
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "signal-term-while-driver-hangs",
             happens: "SIGTERM while every driver call hangs: podmeter still ends within 5 s",
             how: |rig| {
                 hang(rig, true);
                 ends(rig, "TERM");
             },
-            log: Log::Line("ending"),
+            log: Logged::Line("ending"),
             goes_on: KUBELET,
             undone: "the driver answers, and podmeter is started",
             undo: Some(|rig| {
@@ -57,7 +57,7 @@ pub const AREA: Area = Area {
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "signal-term-twice",
             happens: "A second SIGTERM while podmeter waits for a client: podmeter ends at once",
             how: |rig| {
@@ -69,7 +69,7 @@ pub const AREA: Area = Area {
                 until("the shutdown begins", || rig.log()[mark.saturating_sub(200)..].contains("ending"));
                 ends(rig, "TERM");
             },
-            log: Log::Line("a second signal ended the process at once"),
+            log: Logged::Line("a second signal ended the process at once"),
             goes_on: KUBELET,
             undone: "podmeter is started",
             undo: Some(|rig| {
@@ -79,7 +79,7 @@ pub const AREA: Area = Area {
             within: 15,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "signal-log-blocked",
             happens: "The log pipe is full and not read, and a GPU fails: the kubelet lists it as unhealthy and allocates \
                       another; podmeter drops log lines",
@@ -98,22 +98,22 @@ pub const AREA: Area = Area {
                 }
                 rig.unblock_log();
             },
-            metrics: &[Metric("podmeter_log_lines_dropped_total", &[], Is::AtLeast(100.0))],
-            log: Log::Line(" log lines dropped"),
+            metrics: &[Sample("podmeter_log_lines_dropped_total", &[], Is::AtLeast(100.0))],
+            log: Logged::Line(" log lines dropped"),
             page: READY,
             undone: "the pipe is read again, and the GPU's faults are cleared",
             within: 20,
             ..ROW
         },
-        Row {
+        FaultRow {
             id: "signal-hup-storm",
             happens: "SIGHUP 200 times",
             how: |rig| {
                 let pid = Pid::from_raw(i32::try_from(rig.pid()).unwrap()).unwrap();
                 (0..200).for_each(|_| kill_process(pid, Signal::HUP).unwrap());
             },
-            metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
-            log: Log::Line("configuration re-read"),
+            metrics: &[Sample("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
+            log: Logged::Line("configuration re-read"),
             page: READY,
             ..ROW
         },
