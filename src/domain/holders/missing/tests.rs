@@ -3,88 +3,9 @@ use crate::domain::holders::{Slots, join};
 use crate::domain::model::Allocatable;
 use crate::test_data::{allocatable, allocations, holder, inventory, kubelet, mig_uuid, offering_kubelet, uuid};
 
-fn address(number: usize) -> PciBusId {
-    PciBusId::new(format!("0000:{number:02x}:00.0"))
-}
-
-/// The driver lists GPUs `listed`; the bus has those of `on_bus`, bound to NVIDIA's kernel driver.
-fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
-    let gpu = |number: &usize| {
-        let gpu = Gpu::not_present(GpuUuid::new(uuid(*number)));
-        Gpu { index: Some(*number as u32), pci_bus_id: Some(address(*number)), present: true, ..gpu }
-    };
-    let inventory = inventory(listed.iter().map(gpu));
-    let on_bus: BTreeMap<PciBusId, BusGpu> =
-        on_bus.iter().map(|number| (address(*number), bus_gpu(Some("nvidia"), "2330"))).collect();
-    let node_devices = NodeDevices { expected: on_bus.len(), on_bus };
-    HardwareState { inventory: Arc::new(inventory), node_devices: Some(node_devices), ..HardwareState::default() }
-}
-
-fn bus_gpu(kernel_driver: Option<&str>, device_id: &str) -> BusGpu {
-    let kernel_driver = kernel_driver.map(Arc::from);
-    BusGpu { kernel_driver, pci_device_id: Some(device_id.into()), ..BusGpu::default() }
-}
-
-/// The driver lists GPU 0 of the bus, which also has `card` as number 1.
-fn beside(card: BusGpu) -> HardwareState {
-    let mut state = hardware(&[0], &[0]);
-    let bus = state.node_devices.as_mut().unwrap();
-    bus.expected += usize::from(!card.is_of_another_driver());
-    bus.on_bus.insert(address(1), card);
-    state
-}
-
-fn expected(state: &HardwareState) -> usize {
-    state.node_devices.as_ref().unwrap().expected
-}
-
-fn ids(resource: &str, ids: &[&str]) -> DeviceIds {
-    allocatable(resource, ids).devices
-}
-
-fn offering(devices: DeviceIds) -> KubeletState {
-    let allocatable = Arc::new(Allocatable { devices, ..Allocatable::default() });
-    KubeletState { allocatable: Some(allocatable), ..KubeletState::default() }
-}
-
-fn checkpoint(devices: DeviceIds) -> KubeletState {
-    KubeletState { checkpoint: Some(Arc::new(devices)), ..KubeletState::default() }
-}
-
-fn held(resource: &str, ids: &[&str]) -> KubeletState {
-    let devices: Vec<(&str, &str)> = ids.iter().map(|id| (resource, *id)).collect();
-    kubelet([holder("trainer", &devices)])
-}
-
-fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareState> {
-    MissingGpus::default().add_to(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
-}
-
-/// UUID and address of each missing GPU.
-fn missing(state: &HardwareState) -> Vec<(String, Option<String>)> {
-    let gpus = state.inventory.missing.keys().map(|uuid| &state.inventory.gpus[uuid]);
-    gpus.map(|gpu| (gpu.uuid.to_string(), gpu.pci_bus_id.as_ref().map(ToString::to_string))).collect()
-}
-
-fn at(number: usize) -> Option<String> {
-    Some(address(number).to_string())
-}
-
 const LISTED: &str = "GPU-00000000-0000-0000-0000-000000000001";
 const OTHER: &str = "GPU-00000000-0000-0000-0000-000000000002";
 const RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
-
-/// The driver lists a GPU at 17:00.0; vfio-pci has three others.
-fn beside_vfio() -> HardwareState {
-    let listed = Gpu { pci_bus_id: Some("0000:17:00.0".into()), ..Gpu::listed(LISTED.into(), 0) };
-    let others =
-        ["0000:ca:00.0", "0000:cb:00.0", "0000:e1:00.0"].map(|at| (at.into(), bus_gpu(Some("vfio-pci"), "2330")));
-    HardwareState {
-        inventory: Arc::new(inventory([listed])),
-        node_devices: Some(NodeDevices { expected: 1, on_bus: others.into() }),
-        ..HardwareState::default()
-    }
-}
 
 // Decision 1: what a GPU on the bus is.
 
@@ -369,5 +290,86 @@ fn an_id_that_is_no_gpus_is_counted_by_its_form_where_nvidia_writes_it() {
         let counted: Vec<_> = holdings.unresolved.iter().map(|row| (row.form, row.devices)).collect();
         assert_eq!((counted, holdings.by_key.len()), (vec![(form, 1)], 0), "{resource} {id}");
         assert_eq!(holdings.drift, [], "what NVIDIA's plugins should offer is unknown: {id}");
+    }
+}
+
+// The inputs, and how results are compared.
+
+fn address(number: usize) -> PciBusId {
+    PciBusId::new(format!("0000:{number:02x}:00.0"))
+}
+
+/// The driver lists GPUs `listed`; the bus has those of `on_bus`, bound to NVIDIA's kernel driver.
+fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
+    let gpu = |number: &usize| {
+        let gpu = Gpu::not_present(GpuUuid::new(uuid(*number)));
+        Gpu { index: Some(*number as u32), pci_bus_id: Some(address(*number)), present: true, ..gpu }
+    };
+    let inventory = inventory(listed.iter().map(gpu));
+    let on_bus: BTreeMap<PciBusId, BusGpu> =
+        on_bus.iter().map(|number| (address(*number), bus_gpu(Some("nvidia"), "2330"))).collect();
+    let node_devices = NodeDevices { expected: on_bus.len(), on_bus };
+    HardwareState { inventory: Arc::new(inventory), node_devices: Some(node_devices), ..HardwareState::default() }
+}
+
+fn bus_gpu(kernel_driver: Option<&str>, device_id: &str) -> BusGpu {
+    let kernel_driver = kernel_driver.map(Arc::from);
+    BusGpu { kernel_driver, pci_device_id: Some(device_id.into()), ..BusGpu::default() }
+}
+
+/// The driver lists GPU 0 of the bus, which also has `card` as number 1.
+fn beside(card: BusGpu) -> HardwareState {
+    let mut state = hardware(&[0], &[0]);
+    let bus = state.node_devices.as_mut().unwrap();
+    bus.expected += usize::from(!card.is_of_another_driver());
+    bus.on_bus.insert(address(1), card);
+    state
+}
+
+fn expected(state: &HardwareState) -> usize {
+    state.node_devices.as_ref().unwrap().expected
+}
+
+fn ids(resource: &str, ids: &[&str]) -> DeviceIds {
+    allocatable(resource, ids).devices
+}
+
+fn offering(devices: DeviceIds) -> KubeletState {
+    let allocatable = Arc::new(Allocatable { devices, ..Allocatable::default() });
+    KubeletState { allocatable: Some(allocatable), ..KubeletState::default() }
+}
+
+fn checkpoint(devices: DeviceIds) -> KubeletState {
+    KubeletState { checkpoint: Some(Arc::new(devices)), ..KubeletState::default() }
+}
+
+fn held(resource: &str, ids: &[&str]) -> KubeletState {
+    let devices: Vec<(&str, &str)> = ids.iter().map(|id| (resource, *id)).collect();
+    kubelet([holder("trainer", &devices)])
+}
+
+fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareState> {
+    MissingGpus::default().add_to(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
+}
+
+/// UUID and address of each missing GPU.
+fn missing(state: &HardwareState) -> Vec<(String, Option<String>)> {
+    let gpus = state.inventory.missing.keys().map(|uuid| &state.inventory.gpus[uuid]);
+    gpus.map(|gpu| (gpu.uuid.to_string(), gpu.pci_bus_id.as_ref().map(ToString::to_string))).collect()
+}
+
+fn at(number: usize) -> Option<String> {
+    Some(address(number).to_string())
+}
+
+/// The driver lists a GPU at 17:00.0; vfio-pci has three others.
+fn beside_vfio() -> HardwareState {
+    let listed = Gpu { pci_bus_id: Some("0000:17:00.0".into()), ..Gpu::listed(LISTED.into(), 0) };
+    let others =
+        ["0000:ca:00.0", "0000:cb:00.0", "0000:e1:00.0"].map(|at| (at.into(), bus_gpu(Some("vfio-pci"), "2330")));
+    HardwareState {
+        inventory: Arc::new(inventory([listed])),
+        node_devices: Some(NodeDevices { expected: 1, on_bus: others.into() }),
+        ..HardwareState::default()
     }
 }
