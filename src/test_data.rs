@@ -9,9 +9,10 @@ use std::time::Duration;
 use super::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, OwnedProcess, Retention};
 use super::domain::holders::{HoldingKey, Holdings};
 use super::domain::model::{
-    Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, DeviceReadings, Gpu,
-    GpuUuid, HeldDevice, Holding, Inventory, KubeletState, MigDevice, Moment, Monotonic, Owner, Pod, PodIdentity,
-    PodRef, SharingForm, UnixSeconds, XidEvent,
+    Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceHealth, DeviceId,
+    DeviceReadings, DeviceTotals, Fast, Gpu, GpuHealth, GpuUuid, HealthCause, HeldDevice, Holding, Inventory,
+    KubeletState, Medium, MigDevice, Moment, Monotonic, Owner, Pod, PodIdentity, PodRef, SharingForm, Stamped,
+    UnhealthyReason, UnixSeconds, XidCounts, XidEvent,
 };
 
 pub fn at_second(second: u64) -> Moment {
@@ -146,6 +147,41 @@ pub fn holding(device: &str, sharing: SharingForm, fraction: f64) -> Holding {
 /// It runs, on a GPU that is not partitioned.
 pub fn process(pid: u32, owner: Owner, sm_seconds: f64) -> OwnedProcess {
     OwnedProcess { pid, owner, running: true, memory_bytes: None, gpu_instance: None, sm_seconds }
+}
+
+/// A GPU that has been busy so much, at so many watts, for so many seconds.
+pub fn busy_readings(at: Monotonic, seconds: f64, ratio: f64, watts: f64, medium: Medium) -> DeviceReadings {
+    DeviceReadings {
+        totals: DeviceTotals {
+            complete_until: at,
+            busy_seconds: Some(ratio * seconds),
+            energy_joules: Some(watts * seconds),
+            ..DeviceTotals::default()
+        },
+        fast: Some(Stamped {
+            at,
+            value: Fast { utilization_ratio: Some(ratio), power_watts: Some(watts), ..Fast::default() },
+        }),
+        medium: Some(Stamped { at, value: medium }),
+        ..DeviceReadings::default()
+    }
+}
+
+/// A GPU of which only this has been read.
+pub fn medium_readings(value: Medium) -> DeviceReadings {
+    DeviceReadings { medium: Some(Stamped { at: Monotonic::default(), value }), ..DeviceReadings::default() }
+}
+
+/// Healthy without a cause. It has been checked.
+pub fn device_health(since: Moment, cause: Option<(UnhealthyReason, &str)>) -> DeviceHealth {
+    let clears: Arc<str> = "recovers after a reset".into();
+    let cause = cause.map(|(reason, detail)| HealthCause { reason, detail: detail.into(), clears });
+    DeviceHealth { healthy: cause.is_none(), known: true, since, causes: cause.into_iter().collect() }
+}
+
+/// Without MIG devices and XIDs.
+pub fn gpu_health(whole: DeviceHealth) -> GpuHealth {
+    GpuHealth { whole, mig_devices: BTreeMap::new(), xids: XidCounts::default() }
 }
 
 /// The processes of one GPU, all with SM time.

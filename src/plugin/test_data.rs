@@ -11,7 +11,7 @@ use super::config::{EntryConfig, PluginConfig};
 use super::host::path_devices::HostRoots;
 use super::host::{DriverFiles, MigCapabilities};
 use super::inputs::PluginInputs;
-use super::offer::{Offer, offers};
+use super::offer::{Offer, OfferedHardware, offers};
 use super::status::ResourceStatus;
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, Inventory, MigDevice};
@@ -108,4 +108,21 @@ pub fn driver_files(minors: impl IntoIterator<Item = u32>) -> DriverFiles {
         |minor: u32| (1..=2).flat_map(move |gi| [((minor, gi, None), 10 * gi), ((minor, gi, Some(0)), 10 * gi + 1)]);
     let mig_capabilities = MigCapabilities(minors.into_iter().flat_map(capabilities).collect());
     DriverFiles { mig_capabilities, ..DriverFiles::default() }
+}
+
+pub fn offered_gpu(uuid: &str, index: u32) -> OfferedHardware {
+    OfferedHardware::Gpu { uuid: uuid.into(), index, minor: None }
+}
+
+/// The only compute instance of a GPU instance.
+pub fn offered_mig(uuid: &str, gpu: &str, gpu_instance: u32) -> OfferedHardware {
+    OfferedHardware::Mig {
+        uuid: uuid.into(),
+        gpu: gpu.into(),
+        gpu_index: 0,
+        index: 0,
+        minor: None,
+        gpu_instance,
+        compute_instance: 0,
+    }
 }

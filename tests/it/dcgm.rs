@@ -10,8 +10,8 @@ use crate::support::test_data::{self, LedgerNode};
 use podmeter::domain::attribution::{DeviceProcesses, OwnedProcess};
 use podmeter::domain::holders::HoldingKey;
 use podmeter::domain::model::{
-    ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, HardwareSource, HardwareState, Medium, MemoryUse,
-    Moment, Monotonic, Owner, SharingForm, Snapshot, Stamped, UnixSeconds,
+    ContainerRef, DeviceReadings, GpmRatios, Gpu, HardwareSource, HardwareState, Medium, MemoryUse, Moment, Monotonic,
+    Owner, SharingForm, Snapshot, UnixSeconds,
 };
 use podmeter::serve::metrics::dcgm::{self, Generation};
 use podmeter::serve::metrics::{self, Format, catalogue};
@@ -170,24 +170,11 @@ fn at(seconds: f64) -> Monotonic {
 
 /// After `seconds` of the guide's load.
 fn readings(seconds: f64) -> DeviceReadings {
-    let at = at(seconds);
     let used = 64_512 * MEBIBYTE;
     let memory = MemoryUse { used, free: 17_408 * MEBIBYTE, reserved: None, total: 81_920 * MEBIBYTE };
     let gpm = GpmRatios { graphics_engine_active: Some(0.9), ..GpmRatios::default() };
-    DeviceReadings {
-        totals: DeviceTotals {
-            complete_until: at,
-            busy_seconds: Some(0.9 * seconds),
-            energy_joules: Some(520.0 * seconds),
-            ..DeviceTotals::default()
-        },
-        fast: Some(Stamped {
-            at,
-            value: Fast { utilization_ratio: Some(0.9), power_watts: Some(520.0), ..Fast::default() },
-        }),
-        medium: Some(Stamped { at, value: Medium { memory: Some(memory), gpm, ..Medium::default() } }),
-        ..DeviceReadings::default()
-    }
+    let medium = Medium { memory: Some(memory), gpm, ..Medium::default() };
+    test_data::busy_readings(at(seconds), seconds, 0.9, 520.0, medium)
 }
 
 fn processes(seconds: f64) -> DeviceProcesses {

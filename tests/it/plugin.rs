@@ -7,7 +7,8 @@ use crate::support::kubelet::{KubeletNode, Options, VERSIONS, asking_pod, node, 
 use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, gpus, plugin_on_node, uuid};
 use crate::support::polling::until_published;
 use crate::support::stand_in_plugin::StandInPlugin;
-use podmeter::domain::model::{DeviceReadings, GpuUuid, KubeletState, Medium, Monotonic, Stamped};
+use crate::support::test_data::medium_readings;
+use podmeter::domain::model::{GpuUuid, KubeletState, Medium};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::wire::v1beta1;
 use prost::Message;
@@ -115,8 +116,7 @@ async fn a_check_of_memory_that_no_driver_reports_is_a_problem() {
     let podmeter = configured(&node, "preStartCheck: {minimumFreeMemory: 1Gi}");
     podmeter.registered(GPU, 1).await;
     podmeter.change_gpu(1, |gpu| gpu.memory_bytes = None);
-    let medium = Stamped { at: Monotonic::default(), value: Medium::default() };
-    podmeter.set_readings(1, DeviceReadings { medium: Some(medium), ..DeviceReadings::default() });
+    podmeter.set_readings(1, medium_readings(Medium::default()));
     let state = podmeter.until_state("a problem", |state| !state.problems.is_empty()).await;
     assert_eq!(state.problems.len(), 1);
     assert!(state.problems[0].contains(&format!("has no effect on {}:", uuid(1))), "{:?}", state.problems);

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use podmeter::domain::model::{
-    DeviceHealth, Gpu, GpuHealth, HardwareState, HealthCause, HealthState, Moment, UnhealthyReason, XidCounts,
-};
+use podmeter::domain::model::{Gpu, GpuHealth, HardwareState, HealthState, Moment, UnhealthyReason};
 use tokio::sync::watch;
+
+use super::test_data::{device_health, gpu_health};
 
 /// Follows the hardware until its sender is dropped.
 pub fn health_of(mut hardware: watch::Receiver<Arc<HardwareState>>) -> watch::Receiver<Arc<HealthState>> {
@@ -21,20 +21,18 @@ pub fn health_of(mut hardware: watch::Receiver<Arc<HardwareState>>) -> watch::Re
 
 /// Of the readings alone.
 pub fn health_from(hardware: &HardwareState) -> HealthState {
-    let cause = |reason, detail: &str| vec![HealthCause { reason, detail: detail.into(), clears: "".into() }];
     let device = |gpu: &Gpu| {
-        let causes = match hardware.readings.get(&gpu.uuid) {
-            _ if !gpu.present => cause(UnhealthyReason::Lost, "it is lost"),
-            Some(readings) if readings.lost => cause(UnhealthyReason::Lost, "it is lost"),
-            Some(readings) if readings.stuck => cause(UnhealthyReason::Stuck, "the call does not come back"),
-            _ => vec![],
+        let cause = match hardware.readings.get(&gpu.uuid) {
+            _ if !gpu.present => Some((UnhealthyReason::Lost, "it is lost")),
+            Some(readings) if readings.lost => Some((UnhealthyReason::Lost, "it is lost")),
+            Some(readings) if readings.stuck => Some((UnhealthyReason::Stuck, "the call does not come back")),
+            _ => None,
         };
-        DeviceHealth { healthy: causes.is_empty(), known: true, since: Moment::default(), causes }
+        device_health(Moment::default(), cause)
     };
     let of = |gpu: &Gpu| GpuHealth {
-        whole: device(gpu),
         mig_devices: gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), device(gpu))).collect(),
-        xids: XidCounts::default(),
+        ..gpu_health(device(gpu))
     };
     let gpus = hardware.inventory.gpus.values().map(|gpu| (gpu.uuid.clone(), of(gpu))).collect();
     HealthState { gpus, ..HealthState::default() }

@@ -66,23 +66,11 @@ impl FullNode {
 
     pub fn read(&mut self, second: u64) {
         let at = Monotonic::from_secs(second);
-        for gpu in 0..GPUS {
-            let memory = MemoryUse { used: 64 << 30, free: 0, reserved: None, total: 80 << 30 };
-            let readings = DeviceReadings {
-                totals: DeviceTotals {
-                    complete_until: at,
-                    busy_seconds: Some(second as f64 * 0.9),
-                    energy_joules: Some(second as f64 * 500.0),
-                    ..DeviceTotals::default()
-                },
-                fast: Some(Stamped {
-                    at,
-                    value: Fast { utilization_ratio: Some(0.9), power_watts: Some(500.0), ..Fast::default() },
-                }),
-                medium: Some(Stamped { at, value: Medium { memory: Some(memory), ..Medium::default() } }),
-                ..DeviceReadings::default()
-            };
-            self.node.readings.insert(self.gpus[gpu].clone(), Arc::new(readings));
+        let memory = MemoryUse { used: 64 << 30, free: 0, reserved: None, total: 80 << 30 };
+        for gpu in &self.gpus {
+            let medium = Medium { memory: Some(memory), ..Medium::default() };
+            let readings = test_data::busy_readings(at, second as f64, 0.9, 500.0, medium);
+            self.node.readings.insert(gpu.clone(), Arc::new(readings));
         }
     }
 

@@ -105,17 +105,16 @@ fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{DeviceTotals, Medium, Monotonic, Process, ProcessKey, SourceStatus, Stamped};
+    use crate::domain::model::{DeviceTotals, Medium, Process, ProcessKey, SourceStatus};
 
     fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
         let process =
             |pid: &u32| DeviceProcess { pid: *pid, gpu_instance: None, compute_instance: None, memory_bytes: Some(7) };
         let processes = listed.map(|pids| pids.iter().map(process).collect());
-        let at = Monotonic::default();
-        let medium = Some(Stamped { at, value: Medium { processes, ..Medium::default() } });
         let process_sm_seconds = worked.map(|worked| worked.iter().copied().collect());
         let totals = DeviceTotals { process_sm_seconds, ..DeviceTotals::default() };
-        let readings = Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() });
+        let readings = crate::test_data::medium_readings(Medium { processes, ..Medium::default() });
+        let readings = Arc::new(DeviceReadings { totals, ..readings });
         HardwareState { readings: [("GPU-1".into(), readings)].into(), ..HardwareState::default() }
     }
 

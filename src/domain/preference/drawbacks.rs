@@ -97,7 +97,7 @@ impl Rank {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{DeviceProcess, Inventory, Medium, MemoryUse, Monotonic, Stamped};
+    use crate::domain::model::{DeviceProcess, Inventory, Medium, MemoryUse};
 
     #[test]
     fn a_gpu_without_holders_is_in_use_through_processes_or_memory() {
@@ -113,9 +113,8 @@ mod tests {
             ("memory of the driver", vec![], memory(4 << 20, Some(0)), Some(&nobody), false, false),
             ("memory with what is reserved", vec![], memory(1 << 30, None), Some(&nobody), false, false),
         ] {
-            let value = Medium { processes: Some(processes), memory, ..Medium::default() };
-            let medium = Some(Stamped { at: Monotonic::default(), value });
-            let readings = DeviceReadings { medium, ..DeviceReadings::default() };
+            let medium = Medium { processes: Some(processes), memory, ..Medium::default() };
+            let readings = crate::test_data::medium_readings(medium);
             let drawbacks = GpuDrawbacks::new(&"GPU-a".into(), &readings, held, by_mps);
             assert_eq!(drawbacks.use_without_allocation, expected, "{what}");
         }

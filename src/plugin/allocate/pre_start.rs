@@ -75,16 +75,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::domain::model::{DeviceReadings, Monotonic, Stamped, UnhealthyReason};
+    use crate::domain::model::UnhealthyReason;
     use crate::input::Size;
     use crate::plugin::offer::PluginUnhealthy;
+    use crate::plugin::test_data::{offered_gpu, offered_mig};
+    use crate::test_data::medium_readings;
 
     #[test]
     fn a_device_in_use_an_unhealthy_one_and_an_unknown_one_are_refused_with_the_reason() {
-        let device = |id: &str, health| {
-            let hardware = OfferedHardware::Gpu { uuid: id.into(), index: 0, minor: None };
-            OfferedDevice { health, ..OfferedDevice::new(id, hardware) }
-        };
+        let device = |id: &str, health| OfferedDevice { health, ..OfferedDevice::new(id, offered_gpu(id, 0)) };
         let devices = vec![
             device("GPU-a", Ok(())),
             device("GPU-b", Err(PluginUnhealthy::device(UnhealthyReason::Lost, "lost"))),
@@ -92,9 +91,7 @@ mod tests {
         ];
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices };
         let memory = MemoryUse { used: 90, free: 10, reserved: None, total: 100 };
-        let value = Medium { memory: Some(memory), ..Medium::default() };
-        let readings =
-            DeviceReadings { medium: Some(Stamped { at: Monotonic::default(), value }), ..DeviceReadings::default() };
+        let readings = medium_readings(Medium { memory: Some(memory), ..Medium::default() });
         let mut hardware = HardwareState::default();
         hardware.readings.insert("GPU-a".into(), Arc::new(readings));
         let result = |id: &str, wanted| {
@@ -111,29 +108,18 @@ mod tests {
     #[test]
     fn what_is_left_on_a_device_keeps_it_from_the_next() {
         let device = |id: &str, hardware| OfferedDevice::new(id, hardware);
-        let whole = || OfferedHardware::Gpu { uuid: "GPU-a".into(), index: 0, minor: None };
-        let mig = |gpu_instance| OfferedHardware::Mig {
-            uuid: format!("MIG-{gpu_instance}").as_str().into(),
-            gpu: "GPU-a".into(),
-            gpu_index: 0,
-            index: 0,
-            minor: None,
-            gpu_instance,
-            compute_instance: 0,
-        };
         let devices = vec![
-            device("GPU-a", whole()),
-            device("GPU-a::0", whole()),
-            device("GPU-b", OfferedHardware::Gpu { uuid: "GPU-b".into(), index: 1, minor: None }),
-            device("MIG-1", mig(1)),
-            device("MIG-2", mig(2)),
+            device("GPU-a", offered_gpu("GPU-a", 0)),
+            device("GPU-a::0", offered_gpu("GPU-a", 0)),
+            device("GPU-b", offered_gpu("GPU-b", 1)),
+            device("MIG-1", offered_mig("MIG-1", "GPU-a", 1)),
+            device("MIG-2", offered_mig("MIG-2", "GPU-a", 2)),
         ];
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices };
         let left = DeviceProcess { pid: 7, gpu_instance: Some(2), compute_instance: Some(0), memory_bytes: None };
-        let value = Medium { processes: Some(vec![left]), ..Medium::default() };
-        let medium = Some(Stamped { at: Monotonic::default(), value });
+        let readings = medium_readings(Medium { processes: Some(vec![left]), ..Medium::default() });
         let mut hardware = HardwareState::default();
-        hardware.readings.insert("GPU-a".into(), Arc::new(DeviceReadings { medium, ..DeviceReadings::default() }));
+        hardware.readings.insert("GPU-a".into(), Arc::new(readings));
         let result = |no_processes, id: &str| {
             let rules = PreStartCheck { minimum_free_memory: None, no_processes };
             check(&rules, &offer, &hardware, &[id.into()])

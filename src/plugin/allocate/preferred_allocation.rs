@@ -66,11 +66,12 @@ mod tests {
     };
     use crate::domain::preference::GpuLocation;
     use crate::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
+    use crate::plugin::test_data::offered_gpu;
     use crate::test_data;
 
     fn offer(slots: usize) -> Offer {
         let device = |gpu: u32, slot: usize| {
-            let hardware = OfferedHardware::Gpu { uuid: format!("GPU-{gpu}").as_str().into(), index: gpu, minor: None };
+            let hardware = offered_gpu(&format!("GPU-{gpu}"), gpu);
             let id = if slots == 1 { format!("GPU-{gpu}") } else { format!("GPU-{gpu}::{slot}") };
             OfferedDevice::new(id.as_str(), hardware)
         };
@@ -136,17 +137,13 @@ mod tests {
         let uuids: Vec<GpuUuid> = (0..2).map(|index| whole(index).uuid).collect();
         let device = |index: u32| {
             let uuid = uuids[index as usize].clone();
-            OfferedDevice::new(uuid.as_str(), OfferedHardware::Gpu { uuid: uuid.clone(), index, minor: None })
+            OfferedDevice::new(uuid.as_str(), offered_gpu(uuid.as_str(), index))
         };
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices: (0..2).map(device).collect() };
         let location = |index: u32| (uuids[index as usize].clone(), GpuLocation { index, numa_node: None });
         let topology = Topology::new((0..2).map(location).collect());
         let process = DeviceProcess { pid: 1, gpu_instance: None, compute_instance: None, memory_bytes: None };
-        let reading = |processes| {
-            let value = Medium { processes, ..Medium::default() };
-            let medium = Some(Stamped { at: Monotonic::default(), value });
-            Arc::new(DeviceReadings { medium, ..DeviceReadings::default() })
-        };
+        let reading = |processes| Arc::new(test_data::medium_readings(Medium { processes, ..Medium::default() }));
         let readings = [reading(Some(vec![process])), reading(Some(vec![]))];
         let hardware = HardwareState {
             inventory: Arc::new(test_data::inventory((0..2).map(whole))),

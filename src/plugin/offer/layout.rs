@@ -51,23 +51,15 @@ mod tests {
     use super::*;
     use crate::domain::model::{Gpu, SourceStatus};
     use crate::plugin::offer::OfferedDevice;
+    use crate::plugin::test_data::{offered_gpu, offered_mig};
     use crate::test_data;
 
     fn whole(gpu: &str) -> (String, OfferedHardware) {
-        (gpu.to_owned(), OfferedHardware::Gpu { uuid: gpu.into(), index: 0, minor: None })
+        (gpu.to_owned(), offered_gpu(gpu, 0))
     }
 
     fn slice(mig: &str, gpu: &str) -> (String, OfferedHardware) {
-        let hardware = OfferedHardware::Mig {
-            uuid: mig.split("::").next().unwrap().into(),
-            gpu: gpu.into(),
-            gpu_index: 0,
-            index: 0,
-            minor: None,
-            gpu_instance: 1,
-            compute_instance: 0,
-        };
-        (mig.to_owned(), hardware)
+        (mig.to_owned(), offered_mig(mig.split("::").next().unwrap(), gpu, 1))
     }
 
     fn offer(resource: &str, devices: Vec<(String, OfferedHardware)>) -> Offer {

@@ -358,7 +358,7 @@ mod tests {
     fn a_gpu_at_another_kernel_driver_is_no_conflict_with_the_plugin_that_offers_it() {
         let uuid = "GPU-5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
         let inventory = inventory([Gpu::listed(uuid.into(), 0)]);
-        let hardware = OfferedHardware::Gpu { uuid: uuid.into(), index: 0, minor: None };
+        let hardware = crate::plugin::test_data::offered_gpu(uuid, 0);
         let elsewhere = PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, "at vfio-pci");
         for (health, expected) in [(Ok(()), true), (Err(elsewhere), false)] {
             let device = OfferedDevice { health, ..OfferedDevice::new(uuid, hardware.clone()) };

@@ -1,7 +1,7 @@
 use super::*;
 use crate::domain::model::{
-    DeviceHealth, DeviceReadings, Gpu, HardwareSource, HardwareState, HealthCause, Moment, SharingForm, Slow, Stamped,
-    UnhealthyReason, XidCounts, XidEvent,
+    DeviceHealth, DeviceReadings, Gpu, HardwareSource, HardwareState, Moment, SharingForm, Slow, Stamped,
+    UnhealthyReason, XidEvent,
 };
 use crate::test_data;
 
@@ -96,11 +96,8 @@ async fn a_gpu_whose_health_stays_unknown_keeps_no_other_out_of_the_log() {
         let since = task.clock.now();
         for (uuid, reason) in changes {
             let known = *reason != Some(UnhealthyReason::Unknown);
-            let causes = reason.map(|reason| HealthCause { reason, detail: "bad".into(), clears: "never".into() });
-            let causes: Vec<_> = causes.into_iter().collect();
-            let whole = DeviceHealth { healthy: causes.is_empty(), known, since, causes };
-            let health = GpuHealth { whole, mig_devices: BTreeMap::new(), xids: XidCounts::default() };
-            state.gpus.insert((*uuid).into(), health);
+            let whole = test_data::device_health(since, reason.map(|reason| (reason, "bad")));
+            state.gpus.insert((*uuid).into(), test_data::gpu_health(DeviceHealth { known, ..whole }));
         }
         let (found, is_due) = task.first_checks(&state);
         (found.into_iter().map(|uuid| uuid.as_str().to_owned()).collect::<Vec<_>>(), is_due)

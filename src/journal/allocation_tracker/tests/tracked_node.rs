@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::domain::model::{
-    ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, Holding, KubeletState, Pod,
-    SharingForm, UnhealthyReason, XidCounts,
+    ContainerXid, DeviceHealth, HealthState, HealthTransition, Holding, KubeletState, Pod, SharingForm, UnhealthyReason,
 };
 use crate::journal::allocation_tracker::*;
 use crate::test_data;
@@ -57,16 +56,14 @@ impl TrackedNode {
 
     /// Sets the device's health from now on. `known`: whether by a transition.
     pub fn turn(&mut self, reason: Option<UnhealthyReason>, known: bool) {
-        let (healthy, since, detail) = (reason.is_none(), self.now(), Arc::<str>::from("because"));
-        let cause = |reason| HealthCause { reason, detail: Arc::clone(&detail), clears: "".into() };
-        let whole = DeviceHealth { healthy, known, since, causes: reason.map(cause).into_iter().collect() };
-        self.health
-            .gpus
-            .insert(GPU.into(), GpuHealth { whole, mig_devices: BTreeMap::new(), xids: XidCounts::default() });
+        let (healthy, since) = (reason.is_none(), self.now());
+        let whole = test_data::device_health(since, reason.map(|reason| (reason, "because")));
+        self.health.gpus.insert(GPU.into(), test_data::gpu_health(DeviceHealth { known, ..whole }));
         if known {
             let number = self.health.transitions.last().map_or(1, |last| last.number + 1);
             let reason = reason.unwrap_or(UnhealthyReason::Unknown);
             let (gpu, mig, holders) = (GPU.into(), None, vec![]);
+            let detail = "because".into();
             let turn = HealthTransition { number, gpu, mig, to_healthy: healthy, reason, detail, at: since, holders };
             self.health.transitions.push(turn);
         }

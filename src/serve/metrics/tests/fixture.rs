@@ -159,19 +159,14 @@ fn plugin() -> PluginState {
 
 /// A healthy GPU, a lost one, and one with an unhealthy MIG device.
 fn health() -> HealthState {
-    let well = || DeviceHealth { healthy: true, known: true, since: moment(1), causes: vec![] };
-    let sick = |reason, detail: &str| DeviceHealth {
-        healthy: false,
-        known: true,
-        since: moment(300),
-        causes: vec![HealthCause { reason, detail: detail.into(), clears: "recovers after a reset".into() }],
-    };
+    let well = || test_data::device_health(moment(1), None);
+    let sick = |reason, detail: &str| test_data::device_health(moment(300), Some((reason, detail)));
     let mut xids = XidCounts {
         created: STARTED,
         by_class: XidClass::iter().map(|class| (class, 0)).collect(),
         ..XidCounts::default()
     };
-    let of = |whole, xids: &XidCounts| GpuHealth { whole, mig_devices: BTreeMap::new(), xids: xids.clone() };
+    let of = |whole, xids: &XidCounts| GpuHealth { xids: xids.clone(), ..test_data::gpu_health(whole) };
     let lost = of(sick(UnhealthyReason::Lost, "the driver no longer lists it"), &xids);
     let partitioned = GpuHealth {
         mig_devices: [(SLICE.into(), well()), (OTHER_SLICE.into(), sick(UnhealthyReason::Xid, "XID 95"))].into(),
