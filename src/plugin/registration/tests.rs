@@ -22,94 +22,6 @@ use crate::test_data::at_second;
 
 const TOY: &str = "example.com/toy";
 
-fn toy(health: OfferedHealth) -> Offer {
-    let device = OfferedDevice { health, ..OfferedDevice::new("toy-0", OfferedHardware::Nothing) };
-    Offer { resource: TOY.into(), devices: vec![device] }
-}
-
-fn unchecked() -> Offer {
-    toy(Err(PluginUnhealthy::device(UnhealthyReason::Unknown, "it has not been checked yet")))
-}
-
-/// A lifecycle and the senders of its inputs.
-struct LifecycleHarness {
-    resource: ResourceName,
-    state: watch::Receiver<Arc<PluginState>>,
-    offer: watch::Sender<Arc<Offer>>,
-    task: JoinHandle<EndedLifecycle>,
-    directory_watch: JoinHandle<()>,
-    holders: watch::Sender<Arc<HoldersState>>,
-    _stop: watch::Sender<Option<&'static str>>,
-}
-
-impl Drop for LifecycleHarness {
-    fn drop(&mut self) {
-        self.task.abort();
-        self.directory_watch.abort();
-    }
-}
-
-impl LifecycleHarness {
-    fn begin(directory: &Path, deadlines: Deadlines) -> Self {
-        Self::offering(toy(Ok(())), directory, deadlines)
-    }
-
-    fn offering(first: Offer, directory: &Path, deadlines: Deadlines) -> Self {
-        Self::configured("takeover", first, directory, deadlines)
-    }
-
-    fn configured(on_conflict: &str, first: Offer, directory: &Path, deadlines: Deadlines) -> Self {
-        let resource = first.resource.clone();
-        let clock = Clock::start();
-        let (publish, state) = watch::channel(Arc::default());
-        let (stop, stopped) = watch::channel(None);
-        let (holders, states) = watch::channel(Arc::default());
-        let (changes, changed) = watch::channel(0);
-        let watch = sockets::watch_directory(directory.to_owned(), changes, Arc::default(), publish.clone());
-        let directory_watch = tokio::spawn(watch);
-        let config = entry(&format!("kind: simulated, name: {resource}, devices: 1, onConflict: {on_conflict}"));
-        let (offer, offers) = watch::channel(Arc::new(first));
-        let service = ServiceInputs {
-            status: ResourceStatus::begin(resource.clone(), &config, clock, publish),
-            config: Arc::new(config),
-            offer: offers,
-            facts: watch::channel(Arc::default()).1,
-            plugin: PluginInputs { holders: states, ..plugin_inputs() },
-            clock,
-        };
-        let lifecycle = Lifecycle {
-            directory: directory.to_owned(),
-            service,
-            directory_changes: changed,
-            stop: stopped,
-            advertised: std::collections::BTreeSet::new(),
-            deadlines,
-            is_waiting: false,
-            kubelet_seen: None,
-        };
-        let task = tokio::spawn(lifecycle.run());
-        Self { resource, state, offer, task, directory_watch, holders, _stop: stop }
-    }
-
-    /// The kubelet answers that it has no devices.
-    fn answer_without_devices(&self, second: u64) {
-        let (allocatable, allocatable_at) = (Some(Arc::default()), Some(at_second(second)));
-        let kubelet = KubeletState { allocatable, allocatable_at, ..KubeletState::default() };
-        self.holders.send_replace(Arc::new(HoldersState { kubelet: Arc::new(kubelet), ..HoldersState::default() }));
-    }
-
-    async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
-        let mut state = self.state.clone();
-        let becomes = state.wait_for(|state| state.resources.get(&self.resource).is_some_and(&condition));
-        let became = tokio::time::timeout(Duration::from_secs(20), becomes).await.is_ok();
-        assert!(became, "never: {what}; now {:?}", self.state.borrow());
-    }
-
-    async fn until_problem(&self, text: &str) {
-        self.until(text, |state| state.problem.as_ref().is_some_and(|problem| problem.contains(text))).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_to_waiting_when_the_kubelet_lists_none_of_our_devices() {
     let root = tempfile::tempdir().unwrap();
@@ -237,4 +149,92 @@ async fn waiting_to_serving_when_the_kubelet_lists_nothing_of_the_other_plugin_f
     harness.until("no service", |state| state.unserved && state.registrations == 0).await;
     harness.answer_without_devices(160);
     harness.until("registered", |state| state.registered && state.conflict.is_none()).await;
+}
+
+fn toy(health: OfferedHealth) -> Offer {
+    let device = OfferedDevice { health, ..OfferedDevice::new("toy-0", OfferedHardware::Nothing) };
+    Offer { resource: TOY.into(), devices: vec![device] }
+}
+
+fn unchecked() -> Offer {
+    toy(Err(PluginUnhealthy::device(UnhealthyReason::Unknown, "it has not been checked yet")))
+}
+
+/// A lifecycle and the senders of its inputs.
+struct LifecycleHarness {
+    resource: ResourceName,
+    state: watch::Receiver<Arc<PluginState>>,
+    offer: watch::Sender<Arc<Offer>>,
+    task: JoinHandle<EndedLifecycle>,
+    directory_watch: JoinHandle<()>,
+    holders: watch::Sender<Arc<HoldersState>>,
+    _stop: watch::Sender<Option<&'static str>>,
+}
+
+impl Drop for LifecycleHarness {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.directory_watch.abort();
+    }
+}
+
+impl LifecycleHarness {
+    fn begin(directory: &Path, deadlines: Deadlines) -> Self {
+        Self::offering(toy(Ok(())), directory, deadlines)
+    }
+
+    fn offering(first: Offer, directory: &Path, deadlines: Deadlines) -> Self {
+        Self::configured("takeover", first, directory, deadlines)
+    }
+
+    fn configured(on_conflict: &str, first: Offer, directory: &Path, deadlines: Deadlines) -> Self {
+        let resource = first.resource.clone();
+        let clock = Clock::start();
+        let (publish, state) = watch::channel(Arc::default());
+        let (stop, stopped) = watch::channel(None);
+        let (holders, states) = watch::channel(Arc::default());
+        let (changes, changed) = watch::channel(0);
+        let watch = sockets::watch_directory(directory.to_owned(), changes, Arc::default(), publish.clone());
+        let directory_watch = tokio::spawn(watch);
+        let config = entry(&format!("kind: simulated, name: {resource}, devices: 1, onConflict: {on_conflict}"));
+        let (offer, offers) = watch::channel(Arc::new(first));
+        let service = ServiceInputs {
+            status: ResourceStatus::begin(resource.clone(), &config, clock, publish),
+            config: Arc::new(config),
+            offer: offers,
+            facts: watch::channel(Arc::default()).1,
+            plugin: PluginInputs { holders: states, ..plugin_inputs() },
+            clock,
+        };
+        let lifecycle = Lifecycle {
+            directory: directory.to_owned(),
+            service,
+            directory_changes: changed,
+            stop: stopped,
+            advertised: std::collections::BTreeSet::new(),
+            deadlines,
+            is_waiting: false,
+            kubelet_seen: None,
+        };
+        let task = tokio::spawn(lifecycle.run());
+        Self { resource, state, offer, task, directory_watch, holders, _stop: stop }
+    }
+
+    /// The kubelet answers that it has no devices.
+    fn answer_without_devices(&self, second: u64) {
+        let (allocatable, allocatable_at) = (Some(Arc::default()), Some(at_second(second)));
+        let kubelet = KubeletState { allocatable, allocatable_at, ..KubeletState::default() };
+        self.holders.send_replace(Arc::new(HoldersState { kubelet: Arc::new(kubelet), ..HoldersState::default() }));
+    }
+
+    async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
+        let mut state = self.state.clone();
+        let becomes = state.wait_for(|state| state.resources.get(&self.resource).is_some_and(&condition));
+        let became = tokio::time::timeout(Duration::from_secs(20), becomes).await.is_ok();
+        assert!(became, "never: {what}; now {:?}", self.state.borrow());
+    }
+
+    async fn until_problem(&self, text: &str) {
+        self.until(text, |state| state.problem.as_ref().is_some_and(|problem| problem.contains(text))).await;
+    }
 }
