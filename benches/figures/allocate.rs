@@ -9,7 +9,7 @@ use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest, Empty};
 
 use crate::hostile::StopOnDrop;
-use crate::measure::{Connection, quantiles, row};
+use crate::measure::{ScrapeConnection, quantiles, row};
 use crate::support::agent;
 use crate::support::kubelet::{self, KubeletNode};
 use crate::{Bench, GPUS, uuid};
@@ -39,7 +39,7 @@ pub fn beside_pages(address: &str, clients: usize, measure: impl FnOnce()) {
         let detail: &'static str = format!("/detail?key={}", uuid(0)).leak();
         for path in ["/", detail, "/api/v1/history", "/?window=30m"].into_iter().cycle().take(clients) {
             scope.spawn(move || {
-                let mut connection = Connection::open_at(address, path);
+                let mut connection = ScrapeConnection::open_at(address, path);
                 while !done.load(Ordering::Relaxed) {
                     connection.bytes();
                 }
@@ -53,7 +53,7 @@ pub fn beside_pages(address: &str, clients: usize, measure: impl FnOnce()) {
 fn probe(address: &str, beside: &str) {
     let seconds = (0..CALLS / 4).map(|_| {
         let began = Instant::now();
-        assert_eq!(Connection::open_at(address, "/-/healthy").scrape(), "healthy\n");
+        assert_eq!(ScrapeConnection::open_at(address, "/-/healthy").scrape(), "healthy\n");
         began.elapsed().as_secs_f64()
     });
     row(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::load::{Answered, Load};
+use crate::load::{Answered, ConnectionLoad};
 use crate::measure::{median, process_seconds, row};
 use crate::support::agent::Running;
 
@@ -71,7 +71,7 @@ struct Turn {
 }
 
 /// Prints throughput, latency and processor time of both, ours first.
-pub fn compare(what: &str, sides: [&Side; 2], load: Load, rounds: usize) {
+pub fn compare(what: &str, sides: [&Side; 2], load: ConnectionLoad, rounds: usize) {
     let turns: Vec<[Turn; 2]> = (0..rounds)
         .map(|round| {
             // Alternate which side is first.
@@ -107,7 +107,7 @@ pub fn compare(what: &str, sides: [&Side; 2], load: Load, rounds: usize) {
     }
 }
 
-fn turn(side: &Side, load: Load) -> Turn {
+fn turn(side: &Side, load: ConnectionLoad) -> Turn {
     let before = process_seconds(side.pid);
     let answered = load.on(&side.url);
     let cpu = (process_seconds(side.pid) - before) / answered.requests * 1e3;

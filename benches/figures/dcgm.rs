@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::Bench;
-use crate::measure::{Connection, Cpu, median, row, series};
+use crate::measure::{Cpu, ScrapeConnection, median, row, series};
 use crate::support::agent::Running;
 
 const PATHS: [&str; 4] =
@@ -28,12 +28,12 @@ pub fn measure(_: &Bench) {
     for _ in 0..ROUNDS {
         let idle = seconds_per_scrape(&mut || {});
         for (path, costs) in PATHS.into_iter().zip(&mut rounds) {
-            let mut connection = Connection::open_at(&demo.address, path);
+            let mut connection = ScrapeConnection::open_at(&demo.address, path);
             costs.push(seconds_per_scrape(&mut || drop(connection.bytes())) - idle);
         }
     }
     for (path, costs) in PATHS.into_iter().zip(rounds) {
-        let page = Connection::open_at(&demo.address, path).scrape();
+        let page = ScrapeConnection::open_at(&demo.address, path).scrape();
         let cost = median(costs) * 1e3;
         row(
             &format!("{path}, 8 GPUs time-sliced by 4: series, bytes, processor time per scrape of a new snapshot"),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::measure::{Connection, quantiles, row, series};
+use crate::measure::{ScrapeConnection, quantiles, row, series};
 use crate::{Bench, GPUS, exporter, pods};
 
 const PODS: usize = 1000;
@@ -16,7 +16,7 @@ pub fn measure(bench: &Bench) {
     let node = bench.usual_node();
     node.set_pods(pods(PODS - GPUS));
     let running = exporter(&node, &bench.driver);
-    let mut connection = Connection::open(&running.address);
+    let mut connection = ScrapeConnection::open(&running.address);
     let figure = |state: &str, seconds: Vec<f64>, page: &str, limit: &str| {
         let (count, worst) = (seconds.len(), seconds.iter().copied().fold(0.0, f64::max) * 1e3);
         let figure = format!("scrape, {} series, {PODS} pods, {state}, median / p99 of {count}", series(page));
@@ -50,7 +50,7 @@ pub fn measure(bench: &Bench) {
 }
 
 /// Scrapes one after another, half a millisecond between them; returns the last page.
-fn scrapes(connection: &mut Connection, seconds: &mut Vec<f64>) -> String {
+fn scrapes(connection: &mut ScrapeConnection, seconds: &mut Vec<f64>) -> String {
     let began = Instant::now();
     loop {
         let sent = Instant::now();

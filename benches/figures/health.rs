@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::measure::{Connection, quantiles, row};
+use crate::measure::{ScrapeConnection, quantiles, row};
 use crate::support::agent::{self, Running};
 use crate::support::fake_nvml::FakeNvml;
 use crate::{Bench, GPUS, costly, uuid};
@@ -24,7 +24,7 @@ fn on(bench: &Bench, driver: &FakeNvml, conditions: &str) {
     let (root, socket_name) = (node.root.path().to_str().unwrap(), socket.to_str().unwrap());
     let arguments = ["agent", "--listen", "127.0.0.1:0", "--kubelet-root", root, "--admin-socket", socket_name];
     let running = Running::start(&arguments, &driver.env(), None);
-    let mut connection = Connection::open(&running.address);
+    let mut connection = ScrapeConnection::open(&running.address);
     let offered = |count: usize| {
         let becomes =
             node.node_status_becomes(|status| status.get("nvidia.com/gpu").is_some_and(|gpu| gpu.allocatable == count));

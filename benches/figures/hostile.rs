@@ -10,7 +10,7 @@ use base64::Engine as _;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
-use crate::measure::{Connection, Resident, quantiles, row};
+use crate::measure::{Resident, ScrapeConnection, quantiles, row};
 use crate::{Bench, agent, complete};
 
 /// Measures a scraper that opens a new connection each time, while hostile clients open connections as fast as they
@@ -23,7 +23,7 @@ pub fn measure(bench: &Bench) {
     let credentials = "Authorization: Basic YWxpY2U6c2VjcmV0\r\n"; // alice:secret
     let running =
         agent::agent(node.root.path(), &["--device-plugin=off", "--web-config", file.to_str().unwrap()], &driver.env());
-    let page = || Connection::open_with(&running.address, credentials).scrape();
+    let page = || ScrapeConnection::open_with(&running.address, credentials).scrape();
     while !complete(&page()) {}
     let measure = |crowd: &str| {
         let seconds = (0..500).map(|_| {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::measure::{Connection, process_seconds, row};
+use crate::measure::{ScrapeConnection, process_seconds, row};
 use crate::resident::plugin_and_exporter;
 use crate::{Bench, GPUS, PLAIN_PODS, agent, complete, driver};
 
@@ -32,7 +32,7 @@ pub fn measure(bench: &Bench) {
     row(&figure, &format!("{cpu:.2} % of a core"), "≤ 0.3 %");
     row(&format!("NVML calls per GPU and second, all tiers, over {SECONDS} s"), &format!("{idle:.2}"), "≤ 12");
 
-    let mut connection = Connection::open(&counted.address);
+    let mut connection = ScrapeConnection::open(&counted.address);
     let (before, began, mut scraped) = (calls(), Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(10) {
         connection.bytes();

@@ -1,14 +1,14 @@
 //! A least-squares line, or plane, through measured points: value = constant + factor × slope + …
 
 /// The factors of one point, and its value.
-pub type Point = (Vec<f64>, f64);
+pub type LinePoint = (Vec<f64>, f64);
 
 /// The constant, then a slope for each factor.
-pub struct Line(Vec<f64>);
+pub struct FittedLine(Vec<f64>);
 
-impl Line {
+impl FittedLine {
     /// Needs at least one point more than factors, and linearly independent factors.
-    pub fn through(points: &[Point]) -> Self {
+    pub fn through(points: &[LinePoint]) -> Self {
         let unknowns = points[0].0.len() + 1;
         let mut equations = vec![vec![0.0; unknowns + 1]; unknowns];
         for (factors, value) in points {
@@ -31,7 +31,7 @@ impl Line {
     }
 
     /// R²: the part of the variance that the line explains.
-    pub fn determination(&self, points: &[Point]) -> f64 {
+    pub fn determination(&self, points: &[LinePoint]) -> f64 {
         let mean = points.iter().map(|(_, value)| value).sum::<f64>() / points.len() as f64;
         let left: f64 = points.iter().map(|(factors, value)| (value - self.at(factors)).powi(2)).sum();
         let all: f64 = points.iter().map(|(_, value)| (value - mean).powi(2)).sum();

@@ -4,7 +4,7 @@ use std::process::Command;
 
 /// wrk's settings.
 #[derive(Clone, Copy)]
-pub struct Load {
+pub struct ConnectionLoad {
     pub connections: usize,
     pub seconds: u32,
 }
@@ -17,7 +17,7 @@ pub struct Answered {
     pub p99: f64,
 }
 
-impl Load {
+impl ConnectionLoad {
     pub fn on(self, url: &str) -> Answered {
         // No more than connections.
         let threads = self.connections.min(2).to_string();

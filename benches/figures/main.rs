@@ -41,9 +41,9 @@ use serde_json::json;
 const GPUS: usize = 8;
 const PLAIN_PODS: usize = 30;
 
-type Part = fn(&Bench);
+type BenchPart = fn(&Bench);
 
-const PARTS: [(&str, Part); 15] = [
+const PARTS: [(&str, BenchPart); 15] = [
     ("costly-idle", costly::idle),
     ("costly-start", costly::start),
     ("start", usual::start),

@@ -32,7 +32,7 @@ pub fn series(page: &str) -> usize {
 }
 
 /// A kept connection, like Prometheus'.
-pub struct Connection {
+pub struct ScrapeConnection {
     stream: BufReader<TcpStream>,
     path: &'static str,
     /// Complete lines, each ending in CRLF.
@@ -42,7 +42,7 @@ pub struct Connection {
 /// Prometheus' default.
 pub const GZIP: &str = "Accept-Encoding: gzip\r\n";
 
-impl Connection {
+impl ScrapeConnection {
     pub fn open(address: &str) -> Self {
         Self::open_with(address, "")
     }
@@ -137,13 +137,13 @@ fn threads(pid: u32) -> BTreeMap<String, f64> {
 }
 
 /// One process of `/proc`.
-struct Stat {
+struct ProcessorStat {
     parent: u32,
     /// Processor time of all its threads, ended ones too, and of the children that it has waited for.
     seconds: f64,
 }
 
-impl Stat {
+impl ProcessorStat {
     fn of(pid: u32) -> Option<Self> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let fields: Vec<&str> = text.rsplit(") ").next()?.split(' ').collect();
@@ -155,13 +155,13 @@ impl Stat {
 
 /// Processor time of a process and its descendants, in seconds.
 pub fn process_seconds(root: u32) -> f64 {
-    family(root).into_iter().filter_map(Stat::of).map(|stat| stat.seconds).sum()
+    family(root).into_iter().filter_map(ProcessorStat::of).map(|stat| stat.seconds).sum()
 }
 
 /// A process and its running descendants.
 pub fn family(root: u32) -> Vec<u32> {
     let names = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let parents: Vec<(u32, u32)> = names.filter_map(|pid: u32| Some((pid, Stat::of(pid)?.parent))).collect();
+    let parents: Vec<(u32, u32)> = names.filter_map(|pid: u32| Some((pid, ProcessorStat::of(pid)?.parent))).collect();
     let mut family = vec![root];
     let mut next = 0;
     while let Some(&parent) = family.get(next) {

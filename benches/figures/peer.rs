@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::beside::{Other, Side, compare, free_port};
-use crate::load::Load;
+use crate::load::ConnectionLoad;
 use crate::measure::{Resident, family, process_seconds, row, series};
 use crate::{Bench, exporter, quiet};
 
@@ -50,7 +50,7 @@ pub fn measure(bench: &Bench, command: &str, url: &str) {
     let figure = format!("idle processor time over {} s, podmeter / peer", IDLE.as_secs());
     row(&figure, &format!("{:.2} / {:.2} % of a core", idle[0], idle[1]), "–");
     for connections in [1, 8] {
-        let load = Load { connections, seconds: 2 };
+        let load = ConnectionLoad { connections, seconds: 2 };
         compare("scrape", sides, load, ROUNDS);
     }
     let resident = sides.map(|side| family(side.pid).into_iter().map(|pid| Resident::of(pid).all).sum::<f64>());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::measure::{Connection, quantiles, row};
+use crate::measure::{ScrapeConnection, quantiles, row};
 use crate::support::agent::{self, Running};
 use crate::support::kubelet::{GPU, KubeletNode, asking_pod};
 use crate::{Bench, GPUS};
@@ -39,7 +39,7 @@ pub fn measure(bench: &Bench) {
 
 /// Counted from the pod's admission: Allocate is answered and the kubelet lists the pod.
 fn own_allocations(runtime: &tokio::runtime::Runtime, node: &KubeletNode, running: &Running) -> String {
-    let mut connection = Connection::open(&running.address);
+    let mut connection = ScrapeConnection::open(&running.address);
     let seconds = (0..60).map(|round| {
         let name = format!("own-{round}");
         std::thread::sleep(Duration::from_millis(500 + (round * 377) % 700));

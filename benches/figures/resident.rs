@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::measure::{Connection, Resident, row, series};
+use crate::measure::{Resident, ScrapeConnection, row, series};
 use crate::support::agent::{self, Running};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{KubeletNode, asking_pod};
@@ -25,7 +25,7 @@ pub fn measure(bench: &Bench) {
 }
 
 fn figure(running: &Running, conditions: &str, limit: &str) {
-    let mut connection = Connection::open(&running.address);
+    let mut connection = ScrapeConnection::open(&running.address);
     for _ in 0..200 {
         connection.scrape();
     }

@@ -19,13 +19,13 @@ const POLL: Duration = Duration::from_micros(100);
 /// Of each of two resources: a list has at most 4 MiB.
 const SLOTS: usize = 57_344;
 /// The resources of the plugin, and how many devices each has.
-type Offered = [(&'static str, usize)];
-const GPU_ONLY: &Offered = &[("nvidia.com/gpu", GPUS)];
-const SHARED: &Offered = &[("nvidia.com/gpu", SLOTS), ("example.com/null", SLOTS)];
+type OfferedCounts = [(&'static str, usize)];
+const GPU_ONLY: &OfferedCounts = &[("nvidia.com/gpu", GPUS)];
+const SHARED: &OfferedCounts = &[("nvidia.com/gpu", SLOTS), ("example.com/null", SLOTS)];
 
 pub fn measure(bench: &Bench) {
     let _inside = bench.runtime.enter();
-    let rig = Rig::start(bench, Options::default(), GPU_ONLY);
+    let rig = RestartedNode::start(bench, Options::default(), GPU_ONLY);
     rig.restarts("nothing else", &mut |_| ());
     bench.driver.update(|state| state["delay"] = json!({ "*": 100 }));
     rig.restarts("each driver call takes 100 ms", &mut |_| ());
@@ -36,21 +36,22 @@ pub fn measure(bench: &Bench) {
     rig.beside_releases();
     drop(rig);
     let slots = SHARED.iter().map(|(_, count)| count).sum::<usize>();
-    Rig::start(bench, Options::default(), SHARED).restarts(&format!("{slots} slots of two resources"), &mut |_| ());
+    RestartedNode::start(bench, Options::default(), SHARED)
+        .restarts(&format!("{slots} slots of two resources"), &mut |_| ());
     // Counted from the bind.
     let refuses = Options { bind_to_listen: Duration::from_millis(10), ..Options::default() };
-    Rig::start(bench, refuses, GPU_ONLY).restarts("the kubelet listens 10 ms after its bind", &mut |_| ());
+    RestartedNode::start(bench, refuses, GPU_ONLY).restarts("the kubelet listens 10 ms after its bind", &mut |_| ());
 }
 
-struct Rig<'a> {
+struct RestartedNode<'a> {
     bench: &'a Bench,
     node: KubeletNode,
     running: Running,
-    offered: &'static Offered,
+    offered: &'static OfferedCounts,
 }
 
-impl<'a> Rig<'a> {
-    fn start(bench: &'a Bench, options: Options, offered: &'static Offered) -> Self {
+impl<'a> RestartedNode<'a> {
+    fn start(bench: &'a Bench, options: Options, offered: &'static OfferedCounts) -> Self {
         let node = bench.runtime.block_on(node(options));
         let path = |name: &str| node.root.path().join(name).to_str().unwrap().to_owned();
         let config = match offered {

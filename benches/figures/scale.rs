@@ -6,8 +6,8 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use crate::line::{Line, Point};
-use crate::measure::{Connection, Cpu, GZIP, Resident, at, row, series};
+use crate::line::{FittedLine, LinePoint};
+use crate::measure::{Cpu, GZIP, Resident, ScrapeConnection, at, row, series};
 use crate::support::kubelet::{ContainerSpec, ListedDevice, PodSpec};
 use crate::{Bench, driver, exporter, plain_pod, uuid};
 
@@ -81,7 +81,7 @@ fn case(bench: &Bench, gpus: usize, count: usize) -> ScaleCase {
     let last = format!("trainer-{}\"", holders(gpus, count) - 1);
     let page = running.until("every holder", |page| page.0.contains(&last)).0;
 
-    let mut connection = Connection::open(&running.address);
+    let mut connection = ScrapeConnection::open(&running.address);
     let (cpu, mut seconds) = (Cpu::of(pid), vec![]);
     for _ in 0..SCRAPES {
         let began = Instant::now();
@@ -96,7 +96,7 @@ fn case(bench: &Bench, gpus: usize, count: usize) -> ScaleCase {
     // Subtract the idle cost over the same time.
     let idle = over(pid, || std::thread::sleep(IDLE)).1;
     let beyond = |events: u32, (seconds, rate): (f64, f64)| (rate - idle) * seconds / f64::from(events) * 1e3;
-    let mut packed = Connection::open_with(&running.address, GZIP);
+    let mut packed = ScrapeConnection::open_with(&running.address, GZIP);
     let first = beyond(
         FIRST_SCRAPES,
         over(pid, || {
@@ -157,15 +157,15 @@ fn slopes(cases: &[ScaleCase]) {
     ];
     for (figure, unit, factors, value) in figures {
         let point = |case: &ScaleCase| (factors.iter().map(|(_, factor)| factor(case)).collect(), value(case));
-        let points: Vec<Point> = cases.iter().map(point).collect();
-        let line = Line::through(&points);
+        let points: Vec<LinePoint> = cases.iter().map(point).collect();
+        let line = FittedLine::through(&points);
         let slopes: Vec<String> = factors
             .iter()
             .zip(line.slopes())
             .map(|((name, _), slope)| format!("{slope:.3} {unit} per {name}"))
             .collect();
         let (largest, others) = points.split_last().expect("measured");
-        let beyond = largest.1 / Line::through(others).at(&largest.0);
+        let beyond = largest.1 / FittedLine::through(others).at(&largest.0);
         let fit = format!("R² {:.3}; largest node: {beyond:.2} × the fit of the others", line.determination(&points));
         row(&format!("{figure}: slope over {} nodes", cases.len()), &format!("{}; {fit}", slopes.join(", ")), "linear");
     }

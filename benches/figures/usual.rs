@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::measure::{Connection, Cpu, GZIP, Resident, quantiles, row, series};
+use crate::measure::{Cpu, GZIP, Resident, ScrapeConnection, quantiles, row, series};
 use crate::support::agent::{self, Running};
 use crate::{Bench, GPUS, PLAIN_PODS, complete, exporter, pods};
 
@@ -30,7 +30,7 @@ pub fn start(bench: &Bench) {
 
 pub fn steady(bench: &Bench) {
     let running = exporter(&bench.usual_node(), &bench.driver);
-    let mut connection = Connection::open(&running.address);
+    let mut connection = ScrapeConnection::open(&running.address);
     for _ in 0..200 {
         connection.scrape();
     }
@@ -52,18 +52,18 @@ pub fn steady(bench: &Bench) {
         &quantiles(scrapes, 0.99, 1e3, "ms"),
         "≤ 0.4 / 1.5 ms",
     );
-    let cost = |connection: &mut Connection| {
+    let cost = |connection: &mut ScrapeConnection| {
         let cpu = Cpu::of(running.pid());
         for _ in 0..3000 {
             connection.bytes();
         }
         cpu.since() / 3000.0 * 1e3
     };
-    let (plain, packed) = (cost(&mut connection), cost(&mut Connection::open_with(&running.address, GZIP)));
+    let (plain, packed) = (cost(&mut connection), cost(&mut ScrapeConnection::open_with(&running.address, GZIP)));
     row("processor time per scrape, warm, plain / gzip", &format!("{plain:.4} / {packed:.4} ms"), "≤ 0.1 ms");
     let fresh = (0..1000).map(|_| {
         let began = Instant::now();
-        Connection::open(&running.address).scrape();
+        ScrapeConnection::open(&running.address).scrape();
         began.elapsed().as_secs_f64()
     });
     row("scrape on a new connection, median / p99 of 1000", &quantiles(fresh, 0.99, 1e3, "ms"), "–");
@@ -73,7 +73,7 @@ pub fn steady(bench: &Bench) {
 pub fn new_allocations(bench: &Bench) {
     let node = bench.usual_node();
     let running = exporter(&node, &bench.driver);
-    let mut connection = Connection::open(&running.address);
+    let mut connection = ScrapeConnection::open(&running.address);
     let seconds = (0..60).map(|round| {
         let name = format!("fresh-{round}");
         let mut all = pods(PLAIN_PODS);

@@ -19,7 +19,7 @@ const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];
 const RESOURCES: [&str; 3] = [GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"];
 
 /// By id: the GPU behind it, and whether it is healthy.
-type Offered = BTreeMap<String, (u32, bool)>;
+type ExpectedDevices = BTreeMap<String, (u32, bool)>;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_happens_an_older_kubelet_ends_up_with_what_there_is() {
@@ -57,8 +57,8 @@ impl PluginTrial {
         Self { node, harness, random, gpus, ill: BTreeSet::new(), sent: BTreeMap::new(), pods: vec![], made: 0, steps }
     }
 
-    fn offered(&self, resource: &str) -> Offered {
-        let mut offered = Offered::new();
+    fn offered(&self, resource: &str) -> ExpectedDevices {
+        let mut offered = ExpectedDevices::new();
         for (index, gpu) in &self.gpus {
             let is_partitioned = gpu.mig_enabled == Some(true);
             // A pod that holds the whole of it keeps its MIG devices from others.

@@ -10,7 +10,7 @@ use std::path::Path;
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model::{MetricFamily, MetricType};
 use prost::Message as _;
 
-use self::strict::{Dialect, Page};
+use self::strict::{Dialect, StrictPage};
 use super::dcgm::{self, Generation};
 use super::family::{Family, MetricSample, SampleValue};
 use super::{Format, catalogue, families, write};
@@ -92,16 +92,16 @@ fn golden_catalogue() {
 
 #[test]
 fn a_strict_parser_reads_both_texts_alike() {
-    let text = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
-    let open = Page::parse(&rendered(Format::OpenMetrics), Dialect::OpenMetrics).unwrap();
+    let text = StrictPage::parse(&rendered(Format::Text), Dialect::Text).unwrap();
+    let open = StrictPage::parse(&rendered(Format::OpenMetrics), Dialect::OpenMetrics).unwrap();
     assert_eq!(text.samples, open.samples);
     assert!(text.samples.len() > 150, "{}", text.samples.len());
-    Page::parse(&rendered(Format::Dcgm(Generation::Both)), Dialect::Text).unwrap();
+    StrictPage::parse(&rendered(Format::Dcgm(Generation::Both)), Dialect::Text).unwrap();
 }
 
 #[test]
 fn protobuf_and_text_are_equivalent() {
-    let text = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
+    let text = StrictPage::parse(&rendered(Format::Text), Dialect::Text).unwrap();
     let bytes = page(&fixture::snapshot(), Format::Protobuf);
     let mut rest = bytes.as_slice();
     let mut samples = BTreeMap::new();
@@ -174,7 +174,7 @@ fn the_fixture_shows_every_metric() {
 #[test]
 fn an_empty_snapshot_has_no_device_metrics() {
     let page = page(&Snapshot::default(), Format::Text);
-    let page = Page::parse(std::str::from_utf8(&page).unwrap(), Dialect::Text).unwrap();
+    let page = StrictPage::parse(std::str::from_utf8(&page).unwrap(), Dialect::Text).unwrap();
     for (name, labels) in page.samples.keys() {
         assert!(!name.starts_with("podmeter_device") && !name.starts_with("podmeter_container"), "{name} {labels:?}");
         assert!(!name.starts_with("podmeter_node"), "{name} {labels:?}");
@@ -186,7 +186,7 @@ fn an_empty_snapshot_has_no_device_metrics() {
 fn metrics_and_page_have_the_same_utilization_of_each_gpu() {
     let snapshot = fixture::snapshot();
     let overview = crate::domain::model::Overview::summarize(&snapshot, &BTreeMap::new());
-    let page = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
+    let page = StrictPage::parse(&rendered(Format::Text), Dialect::Text).unwrap();
     let mut shown = 0;
     for device in overview.devices.iter().filter(|device| device.mig.is_none()) {
         let ratio = page.samples.iter().find_map(|((name, labels), value)| {

@@ -11,12 +11,12 @@ pub(super) enum Dialect {
     OpenMetrics,
 }
 
-pub(super) struct Page {
+pub(super) struct StrictPage {
     /// The values by name and sorted labels.
     pub samples: BTreeMap<SampleKey, f64>,
 }
 
-impl Page {
+impl StrictPage {
     pub fn parse(page: &str, dialect: Dialect) -> Result<Self, String> {
         let mut lines: Vec<&str> = page.strip_suffix('\n').ok_or("no newline at the end")?.split('\n').collect();
         if dialect == Dialect::OpenMetrics && lines.pop() != Some("# EOF") {
@@ -173,7 +173,7 @@ fn it_refuses_broken_pages() {
         ("# TYPE x gauge\n# HELP x X.\nx 1\n", Dialect::OpenMetrics),
         ("# TYPE x counter\n# HELP x X.\nx 1\n# EOF\n", Dialect::OpenMetrics),
     ] {
-        assert!(Page::parse(page, dialect).is_err(), "{page:?}");
+        assert!(StrictPage::parse(page, dialect).is_err(), "{page:?}");
     }
-    assert!(Page::parse("# TYPE x counter\n# HELP x X.\nx_total 1\n# EOF\n", Dialect::OpenMetrics).is_ok());
+    assert!(StrictPage::parse("# TYPE x counter\n# HELP x X.\nx_total 1\n# EOF\n", Dialect::OpenMetrics).is_ok());
 }
