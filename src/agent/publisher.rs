@@ -163,7 +163,7 @@ impl Publisher {
         Snapshot { overview: Overview::summarize(&snapshot, &holdings.slots), ..snapshot }
     }
 
-    /// Divides the interval since the last snapshot among the holders, and its XIDs.
+    /// Advances the ledger and the XIDs of containers to `now`.
     fn account(
         &mut self,
         now: Moment,

@@ -166,6 +166,17 @@ fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
     assert_eq!(read(2), (false, false, Some("none".into()), true), "silent, and not idle");
     assert_eq!(read(3), (true, true, Some(newer.into()), false), "an old call that this GPU does not have");
     assert_eq!(read(4), (true, true, None, false), "idle");
+    let mut reader = session.reader(&gpu(0)).unwrap();
+    let mut integrals =
+        |seconds: std::ops::Range<u64>| seconds.map(|second| reader.read(&ALL, at(second)).integrals).last().unwrap();
+    assert!(integrals(1..3).process_sm_seconds.is_some());
+    fake.update(|state| state["gpus"][0]["fail"] = json!({older: 999, newer: 999}));
+    let failing = integrals(3..4);
+    assert!(failing.process_sm_seconds.is_none() && !failing.lists_no_processes, "one failure ends nothing");
+    assert!(integrals(4..16).lists_no_processes, "earlier use by process is no longer valid");
+    fake.update(|state| state["gpus"][0]["fail"] = json!({}));
+    let again = integrals(16..30);
+    assert!(again.process_sm_seconds.is_some() && !again.lists_no_processes);
 }
 
 #[test]

@@ -2,6 +2,9 @@
 //! processes. Out: an account for each holder and device, unattributed use, violations. Does not use the sources of its
 //! inputs. `docs/attribution.md` has its law.
 //!
+//! `hardware::gpu_state` makes the totals of the readings: no total falls, gaps are marked in them, and busy time that samples report
+//! too late is in the next reading.
+//!
 //! | step | input | output | module |
 //! |---|---|---|---|
 //! | 1 | readings | an interval with busy seconds and joules; a gap | `interval` |

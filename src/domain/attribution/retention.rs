@@ -16,7 +16,8 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Whether counters are to be removed that have not changed since `since`, when there had been `scrapes` scrapes.
+    /// Whether counters are to be removed whose holding ended, or whose last XID came, at `since`, and that were final when there
+    /// had been `scrapes` scrapes.
     pub fn is_over(self, now: Monotonic, (since, scrapes): (Monotonic, u64)) -> bool {
         now.since(since) >= self.time && self.scrapes >= scrapes + FINAL_SCRAPES
     }

@@ -24,8 +24,8 @@ const SPREAD: u64 = 2_000_000;
 const RING: u64 = SILENT_SECONDS as u64 * 1_000_000;
 /// From this utilization on, some process must have a sample.
 const BUSY: f64 = 0.05;
-/// After this many seconds without a sample on a busy GPU, and two passes, the other call is tried; without samples in both,
-/// use by process is unknown.
+/// After this many seconds without a sample on a busy GPU, or of failures after samples, and two passes, the other call is tried;
+/// without samples in both, use by process is unknown.
 const EMPTY_SECONDS: f64 = 5.0;
 
 const OLDER: &str = "nvmlDeviceGetProcessUtilization";
@@ -47,14 +47,14 @@ enum CallState {
     Untested,
     /// It has listed a process: none is active.
     Answers,
-    /// The GPU was busy, and neither call listed a process: use by process is unknown.
+    /// The GPU was busy, and neither call listed a process, or both fail now: use by process is unknown.
     ListsNothing,
 }
 
 pub struct ProcessUse {
     source: UtilizationCall,
     state: CallState,
-    /// Time without a sample while the GPU was busy.
+    /// Time without a sample while the GPU was busy, or in which the call failed.
     empty_seconds: f64,
     cursors: Cursors,
     capacity: usize,
@@ -121,7 +121,13 @@ impl ProcessUse {
             self.source = Newer;
             read = self.read(caller, handle);
         }
-        let samples = read.ok()?;
+        let Ok(samples) = read else {
+            // What a source that answered before has counted stays for some failures, and is then unknown.
+            if self.state == CallState::Answers {
+                self.count_empty(elapsed);
+            }
+            return None;
+        };
         let is_busy = busy.is_some_and(|busy| busy >= BUSY);
         if !samples.is_empty() {
             (self.state, self.empty_seconds) = (CallState::Answers, 0.0);
@@ -151,7 +157,7 @@ impl ProcessUse {
         self.state == CallState::ListsNothing
     }
 
-    /// No process was listed on a busy GPU. The two calls are tried in turns while neither lists any.
+    /// No process was listed on a busy GPU, or the call failed. The two calls are tried in turns while neither lists any.
     fn count_empty(&mut self, elapsed: f64) {
         self.empty_seconds += elapsed.min(EMPTY_SECONDS / 2.0);
         if self.empty_seconds >= EMPTY_SECONDS {

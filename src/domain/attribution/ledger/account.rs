@@ -8,6 +8,12 @@ use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Holding, HoldingCounters, Moment, Monotonic, RecentRatio, SharingForm};
 
 /// One container and one device: the account, and the holding time that is not accounted yet.
+///
+/// | state | `open` | `closed` | it ends |
+/// |---|---|---|---|
+/// | held | `Some` | earlier terms since the clock last moved | when no observation has the holding |
+/// | ended | `None` | time up to the end | when the clock has passed it: with a reading, or without one when readings are late (`skip_late`) |
+/// | final | `None` | empty | when the retention is over: the account is removed |
 #[derive(Debug)]
 pub struct HolderAccount {
     pub account: Account,
@@ -23,8 +29,8 @@ pub struct HolderAccount {
     pub recent_use: RecentRatio,
     /// The start of the holding.
     pub held_since: Monotonic,
-    /// The end of the time in which others may have used the GPU: before the holding, and while it had not all busy
-    /// time.
+    /// Up to when others may have used the GPU: the start of the holding, or the end of the last interval of whose busy time
+    /// it had not all.
     pub others_until: Monotonic,
     /// Whether it is unknown whether it was busy in the last interval.
     is_unread: bool,

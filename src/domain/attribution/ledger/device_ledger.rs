@@ -27,7 +27,7 @@ pub struct DeviceLedger {
     pub activity: InstanceActivity,
     gap_seconds: GapSeconds,
     pub present: PresentState,
-    /// Whether the driver reports the SM time of clients as that of the MPS server.
+    /// Whether the driver has ever reported the SM time of clients as that of the MPS server.
     pub has_mps_server: bool,
     /// The sum of the work of the MIG devices, which no total of the driver has.
     mig_busy_seconds: Option<f64>,

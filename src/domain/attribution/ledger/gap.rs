@@ -34,7 +34,7 @@ impl GapSeconds {
     /// Adds a segment. `held_times`: the times by which it was cut.
     pub fn add(&mut self, segment: &IntervalSegment, held_times: &[HeldTime<'_>]) {
         self.seconds += segment.seconds;
-        for (position, fraction) in segment.fractions_by_holding() {
+        for (position, fraction) in segment.energy_fractions() {
             let key = held_times[segment.holders[position].held_time].key;
             *self.holders.entry(key.clone()).or_default() += segment.seconds * fraction;
         }

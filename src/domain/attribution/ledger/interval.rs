@@ -51,7 +51,8 @@ enum AccountedTime {
     EndedGap,
 }
 
-/// Time that was not read, since the clock last moved. It may be empty.
+/// Time that was not read, since the clock last moved. It may be empty. At a first reading that is older than the holdings it ends
+/// before it begins, and the clock moves back to the reading.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gap {
     pub from: Monotonic,

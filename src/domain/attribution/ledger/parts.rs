@@ -94,8 +94,9 @@ impl IntervalSegment {
         parts
     }
 
-    /// The fraction of the GPU that each holder holds; the rest has no holder.
-    pub fn fractions_by_holding(&self) -> HolderFractions {
+    /// The part of the segment's energy that each holder gets without SM time and activity: by slices, else by weight. One of four
+    /// slots alone gets all.
+    pub fn energy_fractions(&self) -> HolderFractions {
         let Weights::MigDevices(devices) = &self.weights else { return self.holders_of(None) };
         let of_device = |(position, device): (usize, &MigWeight)| {
             let fraction_of_gpu = device.fraction;

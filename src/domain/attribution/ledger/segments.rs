@@ -1,4 +1,4 @@
-//! Cuts an interval into segments with constant holders, and divides its busy time and energy among them. In: the
+//! Cuts an interval into segments with constant holders, and divides its busy time and energy among the segments. In: the
 //! interval, when each account held the device, the weights. Out: segments. Does not use: accounts.
 //!
 //! A segment without a holder counts as idle where possible: holders do the work. Where SM time by process is known,
