@@ -147,6 +147,7 @@ impl Lifecycle {
         let mut stop = self.stop.clone();
         let mut logged = String::new();
         let began = self.now();
+        let mut tried = None;
         loop {
             let mut attempt = Attempt { kubelet_socket: None, server: None, registered_at: None };
             let end = tokio::select! {
@@ -154,6 +155,12 @@ impl Lifecycle {
                 _ = stop.wait_for(Option::is_some) => None,
             };
             let kubelet_socket = attempt.kubelet_socket;
+            // A kubelet that has just started refuses us until it listens: the pause does not depend on how long it was away.
+            if let Some(socket) = kubelet_socket
+                && tried.replace(socket) != Some(socket)
+            {
+                backoff.reset();
+            }
             if self.close(attempt, &mut backoff).await {
                 logged.clear();
             }

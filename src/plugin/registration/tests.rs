@@ -134,6 +134,24 @@ async fn waiting_is_retried_without_end_with_jitter_and_its_time_counts() {
     assert!(clock.now().monotonic.since(since) >= Duration::from_hours(24) - Duration::from_secs(1));
 }
 
+/// An attempt can fall between the bind and the listen of a kubelet that was away for long.
+#[tokio::test(start_paused = true)]
+async fn waiting_is_short_after_the_first_refusal_by_a_new_kubelet() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut harness = LifecycleHarness::begin(directory.path(), Deadlines::default());
+    // Only timers may wake it.
+    harness.directory_watch.abort();
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    let kubelet = tokio::net::UnixSocket::new_stream().unwrap();
+    kubelet.bind(sockets::kubelet_socket(directory.path())).unwrap();
+    let is_refused = |state: &PluginResource| state.problem.as_ref().is_some_and(|problem| problem.contains("refused"));
+    harness.until("refused", is_refused).await;
+    let refused = tokio::time::Instant::now();
+    harness.state.mark_unchanged();
+    harness.state.changed().await.unwrap();
+    assert!(refused.elapsed() <= Duration::from_millis(10), "{:?}", refused.elapsed());
+}
+
 /// The kubelet's answers come at these seconds, and list nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_to_serving_when_the_kubelet_lists_nothing_of_the_other_plugin_for_a_minute() {
