@@ -25,7 +25,7 @@
 //! |---|---|
 //! | the Pods API | once the API has it, or after `LONGEST_UNCONFIRMED` |
 //! | else the checkpoint, written when a container has all its devices | once it is listed twice and the checkpoint has its devices, or after `LONGEST_UNCONFIRMED` |
-//! | neither | once it is listed twice, `LISTED_TWICE` apart |
+//! | neither, or the pod has claims only | once it is listed twice, `LISTED_TWICE` apart |
 
 mod listed_pods;
 mod settle;
@@ -49,7 +49,8 @@ const UID_NOT_REUSED: Duration = Duration::from_secs(30);
 const LISTED_TWICE: Duration = Duration::from_millis(200);
 /// Two equal answers with this much time between them are accepted in full.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
-/// An answer without a single pod takes longer where pods are accepted. Where none is, it removes nothing.
+/// An answer takes longer that has no accepted holder, nor another one: a kubelet that cannot reach its container runtime lists no pod,
+/// and one that cannot reach the API server those of its manifests.
 const SETTLE_EMPTY: Duration = LISTS_NONE_AT_START;
 /// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its
 /// pods.
@@ -78,7 +79,7 @@ impl AcceptedAllocations {
     /// What is accepted after an answer of `List`.
     pub async fn observe(&mut self, now: Monotonic, answer: Allocations) -> Arc<Allocations> {
         self.answer = answer;
-        let accepted = self.accept(now).await;
+        let accepted = self.accept(now, true).await;
         self.pods.answered(self.checkpoint.read.version);
         accepted
     }
@@ -93,7 +94,7 @@ impl AcceptedAllocations {
             None => drop(pods.remove(reference)),
         }
         self.answer.pods = pods.into_values().collect();
-        self.accept(now).await
+        self.accept(now, false).await
     }
 
     /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing,
@@ -102,18 +103,19 @@ impl AcceptedAllocations {
         let accepted = self.pods.settle.accepted.as_ref().filter(|_| self.pods.settle.is_settled())?;
         let is_open = self.pods.unconfirmed_due().is_some() || accepted.pods.iter().any(|pod| pod.uid.is_none());
         let before = is_open.then(|| Arc::clone(accepted))?;
-        let now = self.accept(now).await;
+        let now = self.accept(now, false).await;
         (!Arc::ptr_eq(&before, &now)).then_some(now)
     }
 
-    async fn accept(&mut self, now: Monotonic) -> Arc<Allocations> {
+    /// `is_new`: the answer is one of `List` that the kubelet has just given.
+    async fn accept(&mut self, now: Monotonic, is_new: bool) -> Arc<Allocations> {
         let checkpoint = self.checkpoint.refresh().await;
         let directory = Arc::clone(&self.sources.directory.borrow());
         let from_pod_logs = self.sources.logs.borrow().running_pods(&directory);
         let sources = OtherSources { checkpoint: &checkpoint, directory: &directory, from_pod_logs: &from_pod_logs };
         let mut answer = self.answer.clone();
         self.claim_files.complete(&mut answer, self.pods.settle.accepted.as_deref()).await;
-        self.pods.observe(now, answer, &sources)
+        self.pods.observe(now, answer, is_new, &sources)
     }
 
     /// The holders that have ended, or may have, between two states of the Pods API.

@@ -111,7 +111,8 @@ struct PodDevicesEntry {
 pub struct CheckpointFile {
     path: PathBuf,
     pub read: Arc<CheckpointAllocations>,
-    problem: Option<String>,
+    /// Why the file could not be read the last time.
+    pub problem: Option<String>,
     reading: SlowRead<io::Result<Arc<CheckpointAllocations>>>,
 }
 

@@ -11,8 +11,8 @@ use crate::backoff::Backoff;
 use crate::domain::model::{Monotonic, TokenBucket};
 use crate::domain::periods::{GRANT_LISTED, KUBELET_START};
 
-/// Calls per second on average, beside one for each allocation that the bundled plugin grants and for each end of its
-/// pod in the Pods API. The kubelet's own limit of 100 is shared by all its clients.
+/// Calls per second on average, beside one for each allocation that the bundled plugin grants and for each change of the Pods API in
+/// which holders end. The kubelet's own limit of 100 is shared by all its clients.
 const CALLS_PER_SECOND: f64 = 2.0;
 /// Calls without a pause after a quiet time: a changed allocation is published at once.
 const BURST: f64 = 4.0;

@@ -76,12 +76,14 @@ async fn run(
     loop {
         let (pause, _) = watch.next_call();
         if pause.is_zero() {
-            // One refresh shows all changes up to now, and they may change what is due first.
+            // One refresh shows all changes up to now, and they may change what is due first, and when.
             while let Some(trigger) = events.ready().await {
                 watch.apply_trigger(trigger);
             }
             events.watch_directories();
-            match watch.next_call().1 {
+            let (pause, call) = watch.next_call();
+            match call {
+                _ if !pause.is_zero() => {}
                 NextCall::Refresh(trigger) => {
                     trigger.into_iter().for_each(|trigger| watch.apply_trigger(trigger));
                     watch.refresh().await;
@@ -229,6 +231,7 @@ impl KubeletWatch {
     fn reset_connection(&mut self) {
         self.client.disconnect();
         self.accepted.pods.settle.reconnected();
+        self.state.settled = false;
         self.unimplemented.clear();
     }
 
@@ -245,8 +248,9 @@ impl KubeletWatch {
     /// Once for each kubelet: it names devices that no answer lists before their plugin has registered. Later, `List`
     /// and `GetAllocatableResources` name them.
     async fn read_checkpoint(&mut self) {
-        if std::mem::take(&mut self.checkpoint_due) {
+        if self.checkpoint_due {
             let checkpoint = self.accepted.checkpoint.refresh().await;
+            self.checkpoint_due = self.accepted.checkpoint.problem.is_some();
             self.state.checkpoint = checkpoint.devices.clone().or(self.state.checkpoint.take());
             let held = checkpoint.pods.keys().map(|(_, resource, id)| (resource.clone(), id.clone()));
             self.state.held_in_checkpoint = Arc::new(held.collect());

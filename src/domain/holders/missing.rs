@@ -151,8 +151,8 @@ impl MissingGpus {
         // all that are enumerated, its others were not replaced by these.
         if !on_bus.all_enumerated || !on_bus.unclear.is_empty() && names_others() {
             add(&mut named, checkpoint);
-        // No GPU is missing, so what the kubelet no longer has was removed.
         } else if on_bus.unclear.is_empty() && kubelet.settled && kubelet.allocatable.is_some() {
+            // No GPU is missing, so what the kubelet no longer has was removed.
             let ids: BTreeSet<&DeviceId> = named.values().flatten().collect();
             let are_named = |kept: &DeviceIds| kept.values().flatten().any(|id| ids.contains(id));
             self.gpus.retain(|_, of_gpu| are_named(of_gpu));

@@ -170,9 +170,9 @@ pub struct KubeletState {
     pub allocations: Option<Arc<Allocations>>,
     /// The pods that the kubelet may still reject: they are no holders yet, but their devices are not given to others.
     pub unconfirmed: Vec<Pod>,
-    /// The end of the call that last confirmed the accepted allocations, however long ago.
+    /// The end of the last successful `List`, however long ago.
     pub allocations_at: Option<Moment>,
-    /// Whether there were two equal answers with a second between them since the last (re)connect.
+    /// Whether an answer has settled since the last connection: what it lacks is removed.
     pub settled: bool,
     pub allocatable: Option<Arc<Allocatable>>,
     /// The start of the call for it.
@@ -210,7 +210,7 @@ pub struct KubeletCounters {
     pub durations: BTreeMap<&'static str, DurationHistogram>,
     /// The number of failed calls, by method, then by code.
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
-    /// The number of calls by `Trigger` of `kubelet`.
+    /// How often each `Trigger` of `kubelet` occurred; one call may serve several.
     pub triggers: BTreeMap<&'static str, u64>,
 }
 

@@ -64,7 +64,7 @@ struct HeldBack {
     pod: Pod,
     /// Since when it is listed with devices.
     since: Monotonic,
-    /// From when on an answer that lists it is accepted.
+    /// From when on a new answer that lists it is accepted.
     due: Monotonic,
     /// The checkpoint from before it was listed: what that has of its devices is another pod's.
     earlier: Option<FileStamp>,
@@ -78,16 +78,28 @@ struct RemovedPod {
 }
 
 impl ListedPods {
-    /// What is accepted after `answer`.
-    pub fn observe(&mut self, now: Monotonic, mut answer: Allocations, sources: &OtherSources<'_>) -> Arc<Allocations> {
+    /// What is accepted after `answer`. `is_new`: the kubelet has just given it; an earlier one ends no wait for another.
+    pub fn observe(
+        &mut self,
+        now: Monotonic,
+        mut answer: Allocations,
+        is_new: bool,
+        sources: &OtherSources<'_>,
+    ) -> Arc<Allocations> {
         let is_whole = self.settle.is_settled();
-        self.track(now, &mut answer, is_whole, sources);
+        self.track(now, &mut answer, (is_whole, is_new), sources);
         self.settle.observe(now, answer)
     }
 
     /// Writes UIDs into `answer` and removes the pods that are held back. `is_whole`: a pod that is not in it no longer exists;
     /// else none is held back.
-    fn track(&mut self, now: Monotonic, answer: &mut Allocations, is_whole: bool, sources: &OtherSources<'_>) {
+    fn track(
+        &mut self,
+        now: Monotonic,
+        answer: &mut Allocations,
+        (is_whole, is_new): (bool, bool),
+        sources: &OtherSources<'_>,
+    ) {
         if !is_whole {
             (self.version_before, self.version_after) = (None, None);
         }
@@ -104,7 +116,7 @@ impl ListedPods {
         answer.pods.retain_mut(|pod| {
             let mut tracked = before.remove(&pod.reference).unwrap_or_default();
             tracked.identify(pod, running.get(&pod.reference).map_or(&[], Vec::as_slice), sources);
-            let is_admitted = !is_whole || tracked.admit(now, pod, accepted, version_before, sources);
+            let is_admitted = !is_whole || tracked.admit((now, is_new), pod, accepted, version_before, sources);
             self.pods.insert(pod.reference.clone(), tracked);
             is_admitted
         });
@@ -177,7 +189,7 @@ impl TrackedPod {
     /// rejected. `version_before`: of the checkpoint, before the previous answer.
     fn admit(
         &mut self,
-        now: Monotonic,
+        (now, is_new): (Monotonic, bool),
         pod: &Pod,
         accepted: Option<&Allocations>,
         version_before: Option<FileStamp>,
@@ -193,12 +205,13 @@ impl TrackedPod {
         if let Some(has_ended) = has_ended(pod, sources.directory) {
             return !has_ended;
         }
-        let is_written = !sources.directory.complete && is_written(pod, sources.checkpoint, earlier);
+        let is_written = !sources.directory.complete && checkpoint_allows(pod, sources.checkpoint, earlier);
         let due = since + if is_written { LISTED_TWICE } else { LONGEST_UNCONFIRMED };
-        if now < due {
+        let is_over = is_new && now >= due;
+        if !is_over {
             self.held_back = Some(HeldBack { pod: pod.clone(), since, due, earlier });
         }
-        now >= due
+        is_over
     }
 
     /// The record once the kubelet no longer lists the pod. `version`: of the checkpoint.
@@ -251,9 +264,9 @@ fn allocated_to(pod: &Pod, checkpoint: &CheckpointAllocations) -> Option<PodUid>
     if uids.next().is_none() { uid.clone() } else { None }
 }
 
-/// Whether a checkpoint other than `earlier` has all its plugin devices. Also true without a checkpoint, and for a pod
-/// with claims only.
-fn is_written(pod: &Pod, checkpoint: &CheckpointAllocations, earlier: Option<FileStamp>) -> bool {
+/// Whether a checkpoint other than `earlier` has all its plugin devices. Also true where it can have none: without a checkpoint, and
+/// for a pod with claims only.
+fn checkpoint_allows(pod: &Pod, checkpoint: &CheckpointAllocations, earlier: Option<FileStamp>) -> bool {
     let mut keys = device_keys(pod).peekable();
     checkpoint.devices.is_none()
         || keys.peek().is_none()

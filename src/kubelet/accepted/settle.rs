@@ -50,8 +50,7 @@ impl Settle {
             SettleState::Waiting { first_answer, .. } => (Some(*first_answer), at),
         };
         let settled = first_answer.is_none_or(|first_answer| {
-            let accepted_any = self.accepted.as_ref().is_some_and(|accepted| !accepted.pods.is_empty());
-            let emptied = answer.pods.is_empty() && accepted_any;
+            let emptied = self.accepted.as_deref().is_some_and(|accepted| lacks_all_holders(&answer, accepted));
             at.since(answer_since) >= if emptied { SETTLE_EMPTY } else { SETTLE }
                 || (!emptied && at.since(first_answer) >= SETTLE_AT_LAST)
         });
@@ -70,6 +69,15 @@ impl Settle {
         self.accepted = Some(Arc::clone(&accepted));
         accepted
     }
+}
+
+/// Whether `answer` lists no accepted holder, nor another one; where none is accepted, no accepted pod.
+fn lacks_all_holders(answer: &Allocations, accepted: &Allocations) -> bool {
+    let has_holders = accepted.pods.iter().any(Pod::has_devices);
+    let mut expected = accepted.pods.iter().filter(|pod| pod.has_devices() || !has_holders);
+    !accepted.pods.is_empty()
+        && !answer.pods.iter().any(Pod::has_devices)
+        && expected.all(|pod| answer.pod(&pod.reference).is_none())
 }
 
 /// All that `answer` lists, and of `accepted` what it does not contradict: a device named under another container has
@@ -185,6 +193,7 @@ mod tests {
     fn after_a_reconnect_an_answer_adds_at_once_and_removes_once_it_has_settled() {
         for (what, before, answer, expected) in [
             ("nothing for half a minute", "a=0", "", &[(0, "a=0"), (900, "a=0"), (29_999, "a=0"), (30_000, "")][..]),
+            ("only those of manifests", "a=0 m=", "m=", &[(0, "a=0"), (29_999, "a=0"), (30_000, "")]),
             ("a part for a second", "a=0 b=1", "b=1", &[(0, "a=0 b=1"), (900, "a=0 b=1"), (1_000, "b=1")]),
             ("a new pod is shown", "a=0", "b=1", &[(0, "a=0 b=1")]),
             ("a device under another pod has moved", "a=0,1", "b=1", &[(0, "a=0 b=1")]),

@@ -25,7 +25,7 @@ fn hold_back(
     checkpoint: &CheckpointAllocations,
 ) {
     let sources = OtherSources { checkpoint, directory, from_pod_logs: &BTreeMap::new() };
-    pods.track(Monotonic::from_millis(millisecond), answer, true, &sources);
+    pods.track(Monotonic::from_millis(millisecond), answer, (true, true), &sources);
 }
 
 /// A checkpoint that names the pod of the device. Without `devices` it confirms no admission.
@@ -41,7 +41,7 @@ fn accepted(allocations: &Allocations) -> ListedPods {
 }
 
 /// Whether the pod with UID `new` is accepted at each of these milliseconds, in which it is listed.
-fn believed_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirectory) -> Vec<bool> {
+fn accepted_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirectory) -> Vec<bool> {
     let mut pods = accepted(before);
     let mut at = |millisecond| {
         let mut answer = listed(&["new"]);
@@ -68,22 +68,35 @@ fn a_pod_that_was_rejected_after_its_first_allocate_never_held() {
 }
 
 #[test]
+fn only_a_new_answer_accepts_it() {
+    let (nothing, checkpoint) = (PodDirectory::default(), only_uid("new"));
+    let sources = OtherSources { checkpoint: &checkpoint, directory: &nothing, from_pod_logs: &BTreeMap::new() };
+    let mut pods = accepted(&listed(&[]));
+    let mut at = |millisecond, is_new| {
+        let mut answer = listed(&["new"]);
+        pods.track(Monotonic::from_millis(millisecond), &mut answer, (true, is_new), &sources);
+        answer.pods.len()
+    };
+    assert_eq!((at(0, true), at(300, false), at(11_000, false), at(11_001, true)), (0, 0, 0, 1));
+}
+
+#[test]
 fn listed_twice_it_is_accepted() {
     let nothing = PodDirectory::default();
-    assert_eq!(believed_at(&[0, 100, 200], &listed(&[]), &nothing), [false, false, true]);
+    assert_eq!(accepted_at(&[0, 100, 200], &listed(&[]), &nothing), [false, false, true]);
     assert_eq!(
-        believed_at(&[0, 100, 200], &listed(&["old"]), &nothing),
+        accepted_at(&[0, 100, 200], &listed(&["old"]), &nothing),
         [false, false, true],
         "another pod of the name"
     );
-    assert_eq!(believed_at(&[0], &listed(&["new"]), &nothing), [true], "it held before");
+    assert_eq!(accepted_at(&[0], &listed(&["new"]), &nothing), [true], "it held before");
 }
 
 #[test]
 fn the_pods_api_confirms_its_admission() {
-    assert_eq!(believed_at(&[0], &listed(&[]), &directory(&[("new", false)])), [true], "admitted");
-    assert_eq!(believed_at(&[0, 5000], &listed(&[]), &directory(&[("new", true)])), [false, false], "rejected");
-    assert_eq!(believed_at(&[0, 5000, 10_000], &listed(&[]), &directory(&[])), [false, false, true], "late");
+    assert_eq!(accepted_at(&[0], &listed(&[]), &directory(&[("new", false)])), [true], "admitted");
+    assert_eq!(accepted_at(&[0, 5000], &listed(&[]), &directory(&[("new", true)])), [false, false], "rejected");
+    assert_eq!(accepted_at(&[0, 5000, 10_000], &listed(&[]), &directory(&[])), [false, false, true], "late");
 }
 
 /// Each answer with the checkpoint that is read after it: its version, and whether it has the device.
