@@ -22,8 +22,10 @@ const FIRST_SCAN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct ConfiguredEntry {
     pub config: Arc<EntryConfig>,
-    /// The last host scan.
-    pub last_scan: Option<ScanResult>,
+    last_scan: Option<ScanResult>,
+    /// What the offers were made of, beside the configuration and the last scan; `None` after a scan. With many slots each pass over
+    /// the offers takes long.
+    made_of: Option<OfferInputs>,
     /// The offers, with every device that was offered until it is dropped.
     pub offers: Vec<Offer>,
     /// The vanished devices of the offers, until all of a resource are dropped together.
@@ -32,10 +34,18 @@ pub struct ConfiguredEntry {
     created: Monotonic,
 }
 
+/// The inventory, health, the held hardware, and the problem of unknown memory.
+type OfferInputs = (Arc<Inventory>, HealthState, HeldHardware, Option<String>);
+
 impl ConfiguredEntry {
     pub fn new(config: EntryConfig, now: Monotonic) -> Self {
         let config = Arc::new(config);
-        Self { config, last_scan: None, offers: vec![], vanished: BTreeMap::new(), problems: vec![], created: now }
+        let (offers, problems) = (vec![], vec![]);
+        Self { config, last_scan: None, made_of: None, offers, vanished: BTreeMap::new(), problems, created: now }
+    }
+
+    pub fn apply_scan(&mut self, result: ScanResult) {
+        (self.last_scan, self.made_of) = (Some(result), None);
     }
 
     pub fn facts(&self) -> Arc<HostFacts> {
@@ -53,6 +63,16 @@ impl ConfiguredEntry {
     /// Updates the offers. An unhealthy device has the first of these reasons: its GPU is lost, its hardware is
     /// unhealthy, no MPS daemon serves it, its hardware is held under another name.
     pub fn update(&mut self, hardware: &HardwareState, health: &HealthState, held: &HeldHardware, now: Monotonic) {
+        let inputs = (
+            Arc::clone(&hardware.inventory),
+            health.clone(),
+            held.clone(),
+            without_memory(&self.config, &self.offers, hardware),
+        );
+        if self.made_of.as_ref() == Some(&inputs) {
+            return;
+        }
+        self.made_of = Some(inputs);
         let nothing = ScanResult::default();
         let scan = self.last_scan.as_ref().unwrap_or(&nothing);
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &scan.path_devices);

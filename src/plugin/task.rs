@@ -215,7 +215,7 @@ impl PluginTask {
     fn apply_scan(&mut self, results: BTreeMap<u64, ScanResult>) {
         for (number, result) in results {
             if let Some(entry) = self.entries.get_mut(&number) {
-                entry.last_scan = Some(result);
+                entry.apply_scan(result);
             }
         }
     }
