@@ -7,6 +7,10 @@
 //!  └ served_resource:  the lifecycle of each resource that is offered
 //! ```
 //!
+//! `inputs` has what all of them observe, `hash` makes short names. Which devices are free depends on three facts of `KubeletState`: an
+//! answer that is `settled` lists all holders; pods in `unconfirmed` may yet hold their devices, and none of these is given to others;
+//! before the first settled answer the devices in `held_in_checkpoint` count as held.
+//!
 //! In: the configuration, the inventory, readings, device health, the kubelet's state (`inputs`), files of the host. Out:
 //! registrations, device lists and allocation answers to the kubelet; a `PluginState`. Does not use: metrics, HTTP, NVML.
 

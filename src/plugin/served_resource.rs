@@ -72,7 +72,7 @@ impl ServedResources {
             stop: stopped,
             advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
             deadlines: Deadlines::default(),
-            is_waiting: false,
+            other_has_it: false,
             kubelet_seen: None,
         };
         self.lifecycles.spawn(lifecycle.run());

@@ -58,7 +58,7 @@ pub type OpenStreams = Option<usize>;
 /// The kubelet's calls of one server that show that it uses this plugin.
 #[derive(Clone, Debug, Default)]
 pub struct AnsweredCalls {
-    /// The number of calls of Allocate and GetPreferredAllocation.
+    /// The number of calls of Allocate and GetPreferredAllocation: its change is the signal.
     pub count: u64,
     /// How often each device was granted.
     pub granted: BTreeMap<DeviceId, u64>,

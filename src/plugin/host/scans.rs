@@ -1,4 +1,5 @@
-//! Runs scans of the host, one at a time on a blocking thread. While one hangs, the last result stays in use.
+//! Runs scans of the host, one at a time on a blocking thread. While one hangs, running registrations keep the last result; a new
+//! one that depends on the host waits.
 //!
 //! In: the configured entries to scan for, the time. Out: scan results and a problem.
 

@@ -1,6 +1,6 @@
-//! Decides whether this process granted the devices that containers hold. Pure.
+//! Decides whether this registration granted the devices that containers hold. Pure.
 //!
-//! In: answers of the kubelet, and how often this process granted each device. Out: a device that another plugin granted.
+//! In: answers of the kubelet, and how often this registration granted each device. Out: a device that another plugin granted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::conflict::{Compared, REMEDY};
 use crate::domain::model::{DeviceId, ResourceName};
 use crate::plugin::host::sockets;
 
-/// The held devices of a resource, compared with the grants of this process.
+/// The held devices of a resource, compared with the grants of this registration.
 #[derive(Debug, Default)]
 pub struct Grants {
     /// The devices held in the last answer; `None` before the first.

@@ -20,7 +20,7 @@
 //! | `registered_at` | whether the registration has lasted (`LASTED`), which resets `backoff` | for an attempt |
 //! | `replaced`, `not_serving` | which sockets are no conflict: those at our registration or at a call of the kubelet, which showed that it uses us | for an attempt |
 //! | `comparisons` | whether the kubelet lists our devices or another plugin's (`conflict`) | for a registration |
-//! | `is_waiting` | whether another plugin has the resource: the sockets of all known plugins count then, and a new kubelet is not queried at once | for the lifecycle |
+//! | `other_has_it` | whether another plugin has the resource: the sockets of all known plugins count then, and a new kubelet is not queried at once | for the lifecycle |
 //! | `kubelet_seen` | whether a query waits for a new kubelet (`waiting`) | for the lifecycle |
 //! | `advertised` | which listed devices are no other plugin's: ended registrations sent them | for podmeter |
 //!
@@ -89,7 +89,7 @@ pub struct Lifecycle {
     pub advertised: BTreeSet<DeviceId>,
     pub deadlines: Deadlines,
     /// Whether another plugin has the resource, or had it a moment ago.
-    pub is_waiting: bool,
+    pub other_has_it: bool,
     /// The kubelet's socket at the last check.
     pub kubelet_seen: Option<SocketIdentity>,
 }
@@ -240,7 +240,7 @@ impl Lifecycle {
     /// Logs a reason once, until there is a registration.
     fn publish_end(&self, end: &RegistrationEnd, logged: &mut String) {
         let reason = end.to_string();
-        self.service.status.unregistered(&reason, self.is_waiting);
+        self.service.status.unregistered(&reason, self.other_has_it);
         if let RegistrationEnd::TakenOver(by) = end {
             self.service.status.set_conflict(Some(by), false);
         }
@@ -281,7 +281,7 @@ impl Lifecycle {
                     return RegistrationEnd::TakenOver(by);
                 }
                 Comparison::Conflict(by) => {
-                    self.is_waiting = true;
+                    self.other_has_it = true;
                     if logged.as_ref() != Some(&by) {
                         tracing::warn!(resource = %offer.resource, "waiting: {by}");
                         self.service.status.registered_by_another(&by);
@@ -291,7 +291,7 @@ impl Lifecycle {
                 Comparison::ConflictEnded => return RegistrationEnd::OtherPluginEnded,
                 Comparison::Listed => {
                     let other = self.other_resource(&answer);
-                    if std::mem::take(&mut self.is_waiting) || other != logged {
+                    if std::mem::take(&mut self.other_has_it) || other != logged {
                         self.publish_served(&offer.resource, other.as_deref());
                         logged = other;
                     }
@@ -333,7 +333,7 @@ impl Lifecycle {
     pub(super) async fn live_sockets(&self, not_serving: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
-            (conflict::may_matter(name, &resource) || self.is_waiting && known_resource(name).is_some())
+            (conflict::may_matter(name, &resource) || self.other_has_it && known_resource(name).is_some())
                 && not_serving
                     .get(name)
                     .is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))

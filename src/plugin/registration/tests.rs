@@ -231,7 +231,7 @@ impl LifecycleHarness {
             stop: stopped,
             advertised: std::collections::BTreeSet::new(),
             deadlines,
-            is_waiting: false,
+            other_has_it: false,
             kubelet_seen: None,
         };
         let task = tokio::spawn(lifecycle.run());

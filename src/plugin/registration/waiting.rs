@@ -63,7 +63,7 @@ impl Lifecycle {
                 Wait::Unserved(text, _) => Some((text, true)),
                 Wait::Ending => None,
             };
-            let first = !std::mem::replace(&mut self.is_waiting, true);
+            let first = !std::mem::replace(&mut self.other_has_it, true);
             if let Some((text, unserved)) = &reason
                 && reason != logged
             {
@@ -81,13 +81,14 @@ impl Lifecycle {
                 () = changed(&mut self.directory_changes) => {}
                 () = self.service.plugin.kubelet_changed(&answer) => {}
                 () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
+                    // Else `query_ending` has requested the query.
                     if reason.is_some() {
                         self.service.plugin.refresh_allocatable.notify_one();
                     }
                 }
             }
         }
-        if std::mem::take(&mut self.is_waiting) {
+        if std::mem::take(&mut self.other_has_it) {
             tracing::info!(%resource, "no other device plugin serves the resource any more");
             self.service.status.set_conflict(None, false);
         }
@@ -109,7 +110,7 @@ impl Lifecycle {
     async fn wait_for_new_kubelet(&mut self) {
         let socket = sockets::kubelet_socket(&self.directory);
         let seen = std::mem::replace(&mut self.kubelet_seen, sockets::identity(&socket));
-        if self.is_waiting && seen.is_some() && seen != self.kubelet_seen {
+        if self.other_has_it && seen.is_some() && seen != self.kubelet_seen {
             tokio::time::sleep(KUBELET_START).await;
             self.service.plugin.refresh_allocatable.notify_one();
         }
