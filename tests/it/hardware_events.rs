@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::hardware::{gpu, impatient, machine, quick, run, run_with_xids};
+use crate::support::hardware::{gpu, impatient, machine, open, quick, run, run_with_xids};
 use crate::support::polling::{PATIENCE, until};
 use crate::support::watching::{block_on, stop, wait};
-use podmeter::domain::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
+use podmeter::domain::model::{GpuUuid, HardwareState, Monotonic, XidEvent, XidInstance};
 use podmeter::hardware::{HardwareHandle, HardwareSettings, XidBatches};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -96,6 +96,23 @@ fn a_wait_that_always_fails_is_paused_for() {
     assert_eq!(event_wait(&node.hardware.states.borrow()).map(|(success, _)| success), Some(false));
     node.fake.update(|state| state["fail"] = json!({}));
     node.wait_until_events_are_awaited();
+}
+
+#[test]
+fn without_a_count_of_gpus_the_registration_is_tried_again() {
+    let mut machine = machine(1);
+    machine["gpus"][0]["events"] = json!([{"sequence": 1, "xid": 48}]);
+    let fake = FakeNvml::start(machine);
+    let session = open(&fake);
+    session.inventory().unwrap();
+    fake.update(|state| state["fail"] = json!({"nvmlDeviceGetCount_v2": 999}));
+    let mut events = session.events().unwrap();
+    let now = Monotonic::from_secs;
+    assert!(events.wait(Duration::ZERO, now(1)).is_err(), "no GPU is registered");
+    fake.update(|state| state["fail"] = json!({}));
+    assert!(events.wait(Duration::ZERO, now(100)).unwrap().is_none());
+    fake.update(|state| state["gpus"][0]["events"] = json!([{"sequence": 2, "xid": 79}]));
+    assert_eq!(events.wait(Duration::from_secs(5), now(101)).unwrap().unwrap().gpu, gpu(0));
 }
 
 #[test]

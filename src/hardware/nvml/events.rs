@@ -95,12 +95,12 @@ impl NvmlEvents {
         self.retry = (missing > 0 || self.set.is_none()).then(|| now + self.retries.pause());
     }
 
-    /// A candidate for each GPU that the driver counts; `None` for one that does not answer.
+    /// A candidate for each GPU that the driver counts; `None` for one that does not answer, and where there is no count.
     fn candidates(&mut self) -> Vec<Option<EventCandidate>> {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let count = inventory::count(&mut caller);
         self.problems.extend(caller.finish().problems);
-        let count = count.unwrap_or(0);
+        let Some(count) = count else { return vec![None] };
         let mut answers = self.per_gpu.run(count, with_caller(&self.library, candidate));
         let answer = |index| {
             let (candidate, problems) = answers.remove(&index).unwrap_or_default();
