@@ -144,8 +144,11 @@ async fn waiting_is_short_after_the_first_refusal_by_a_new_kubelet() {
     tokio::time::sleep(Duration::from_hours(1)).await;
     let kubelet = tokio::net::UnixSocket::new_stream().unwrap();
     kubelet.bind(sockets::kubelet_socket(directory.path())).unwrap();
-    let is_refused = |state: &PluginResource| state.problem.as_ref().is_some_and(|problem| problem.contains("refused"));
-    harness.until("refused", is_refused).await;
+    let problem = |state: &PluginState| state.resources[&TOY.into()].problem.clone().unwrap_or_default();
+    // The pause before it may be half a minute.
+    while !problem(&harness.state.borrow_and_update()).contains("refused") {
+        harness.state.changed().await.unwrap();
+    }
     let refused = tokio::time::Instant::now();
     harness.state.mark_unchanged();
     harness.state.changed().await.unwrap();
