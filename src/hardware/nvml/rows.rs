@@ -2,15 +2,17 @@
 //!
 //! In: the table of a tier. Out: its readings; what the GPU does not have stays absent.
 //!
-//! To add a value, such as `memory_temperature_celsius`, which becomes the metric `podmeter_device_temperature_celsius`:
+//! To add a value that `tests/data/metric_catalogue.tsv` lacks, such as `memory_temperature_celsius`, which becomes the metric `podmeter_device_temperature_celsius`:
 //!
 //! 1. A field of `Medium` in `domain/model/reading.rs`, or of `Slow` in `slow_reading.rs`, and its range in `hardware/plausible.rs`.
-//! 2. A row (`row!`, below) in the table of `medium.rs`, `slow.rs`, `nvlink.rs` or `gpm.rs`. A counter also in `hardware/monotone.rs`.
-//! 3. Its value in `hardware/simulated/reader.rs`, for `demo`.
+//! 2. A row (`row!`, below) in the table of `medium.rs`, `slow.rs`, `nvlink.rs` or `gpm.rs`, in base units: a ratio, no percent. Several
+//!    numbers, or a versioned structure, need a function beside the table. A counter also in `hardware/monotone.rs`.
+//! 3. Its value in `hardware/simulated/reader.rs`, for `demo`, if the simulated boards have it.
 //! 4. In the fake driver the answer (`tests/fake-nvml/src/fields.rs`, or `calls`) and, for a test to set it, `state`; then an assertion
 //!    in `tests/it/hardware_nvml.rs`.
 //! 5. A metric in a group of `serve/metrics/device_*.rs`, its name, type and labels in `tests/data/metric_catalogue.tsv`, and a value
-//!    in `serve/metrics/tests/fixture/hardware.rs`. Where dcgm-exporter has it: `serve/metrics/dcgm/names.json` and `values.rs`.
+//!    in `serve/metrics/tests/fixture/hardware.rs`. Where dcgm-exporter has it: `serve/metrics/dcgm/names.json`, and
+//!    `values.rs` where no metric of podmeter is that value.
 //! 6. Its name in `serve/api/node.rs`, if the API shows it.
 //! 7. `UPDATE_GOLDEN=1 cargo test --lib -- golden` writes the pages and tables of metrics. A line in CHANGELOG.md.
 
