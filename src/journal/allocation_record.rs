@@ -167,6 +167,6 @@ mod tests {
         let counters = serde_json::from_str::<AllocationRecord>(old).unwrap().counters;
         assert_eq!((counters.held_seconds, counters.allocated_seconds), (Some(60.0), Some(15.0)));
         assert_eq!((counters.borrowed_seconds, counters.uncovered_seconds), (None, None));
-        assert_eq!(counters.busy_ratio(), Some(0.2));
+        assert_eq!(counters.busy_ratio(), None);
     }
 }

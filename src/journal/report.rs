@@ -215,7 +215,7 @@ mod tests {
             AllocationRecord { began: 100.0, seen: 200.0, ended: Some(200.0), ..AllocationRecord::default() };
         record.counters.held_seconds = Some(100.0);
         (record.counters.allocated_seconds, record.counters.busy_seconds) = (Some(25.0), Some(20.0));
-        record.counters.idle_seconds = Some(5.0);
+        (record.counters.idle_seconds, record.counters.uncovered_seconds) = (Some(5.0), Some(0.0));
         let table = |since| {
             usage_table(&Usage::sum([&record], By::Namespace, (since, 1000.0), &Prices::default()), By::Namespace)
         };

@@ -16,8 +16,7 @@ pub use points::{INTERVAL_SECONDS, POINTS, Point, Points, Window};
 pub use sums::{ShareOwner, WindowShares};
 
 use crate::domain::model::{
-    Account, DeviceReadings, DeviceRef, Gpu, GpuUuid, HoldingCounters, InstanceReading, MigUuid, Moment, Snapshot,
-    busy_ratio,
+    Account, DeviceReadings, DeviceRef, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot, busy_ratio,
 };
 
 /// The most events kept; the oldest are dropped first.
@@ -85,9 +84,9 @@ impl NodeHistory {
         self.sums.division(gpu, window)
     }
 
-    /// The busy, idle, borrowed and uncovered seconds of this holder in the window.
-    pub fn increase(&self, account: &Account, window: Window) -> Option<HoldingCounters> {
-        self.sums.increase(account, window)
+    /// The idle time of this holder in the window as a part of its known GPU time, 0 to 1.
+    pub fn idle_ratio(&self, account: &Account, window: Window) -> Option<f64> {
+        self.sums.idle_ratio(account, window)
     }
 
     fn add_points(&mut self, snapshot: &Snapshot) {

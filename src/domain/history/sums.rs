@@ -11,6 +11,9 @@ use crate::domain::model::{
 /// The steps kept of a window, which is nine to ten steps long.
 const STEPS: usize = 10;
 
+/// Less known time in a window is a remainder of rounding.
+const LEAST_KNOWN_SECONDS: f64 = 1e-3;
+
 /// The container or the reason to which a part of a device's time is attributed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ShareOwner {
@@ -58,8 +61,8 @@ struct GpuTime {
 struct ShareTime {
     busy_seconds: WindowedCounter,
     idle_seconds: WindowedCounter,
-    borrowed_seconds: WindowedCounter,
-    uncovered_seconds: WindowedCounter,
+    /// The GPU time held for which it is known whether it was busy.
+    known_seconds: WindowedCounter,
 }
 
 /// A counter, and its increases by window and step. The steps of a window are a ring.
@@ -135,8 +138,7 @@ impl ShareTime {
     fn advance(&mut self, counters: &HoldingCounters, interval: &SnapshotInterval) {
         self.busy_seconds.advance(counters.busy_seconds.unwrap_or_default(), interval);
         self.idle_seconds.advance(counters.idle_seconds.unwrap_or_default(), interval);
-        self.borrowed_seconds.advance(counters.borrowed_seconds.unwrap_or_default(), interval);
-        self.uncovered_seconds.advance(counters.uncovered_seconds.unwrap_or_default(), interval);
+        self.known_seconds.advance(counters.known_seconds().unwrap_or_default(), interval);
     }
 }
 
@@ -166,16 +168,11 @@ impl WindowSums {
         }
     }
 
-    /// The busy, idle, borrowed and uncovered seconds of the account in the window.
-    pub(super) fn increase(&self, account: &Account, window: Window) -> Option<HoldingCounters> {
+    /// The idle time of the account in the window as a part of its known GPU time, 0 to 1.
+    pub(super) fn idle_ratio(&self, account: &Account, window: Window) -> Option<f64> {
         let time = self.shares.get(&account.gpu)?.get(&share_key(account))?;
-        Some(HoldingCounters {
-            busy_seconds: Some(time.busy_seconds.sum(window)),
-            idle_seconds: Some(time.idle_seconds.sum(window)),
-            borrowed_seconds: Some(time.borrowed_seconds.sum(window)),
-            uncovered_seconds: Some(time.uncovered_seconds.sum(window)),
-            ..HoldingCounters::default()
-        })
+        let known = time.known_seconds.sum(window);
+        (known > LEAST_KNOWN_SECONDS).then(|| (time.idle_seconds.sum(window) / known).min(1.0))
     }
 
     /// How the GPU's time in the window is divided; `None` in the first second.

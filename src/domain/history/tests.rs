@@ -185,7 +185,8 @@ fn a_division_is_counter_differences_of_the_window() {
         snapshot.accounts.truncate(1);
         snapshot.accounts[0].counters.busy_seconds = Some(holder);
         snapshot.accounts[0].counters.idle_seconds = Some(seconds as f64 - holder);
-        snapshot.accounts[0].counters.borrowed_seconds = Some(0.0);
+        snapshot.accounts[0].counters.allocated_seconds = Some(seconds as f64);
+        snapshot.accounts[0].counters.uncovered_seconds = Some(0.0);
         snapshot.unattributed.retain(|unattributed| unattributed.gpu == gpu);
         snapshot.unattributed[0].busy_seconds = [(UnattributedReason::Host, host)].into();
         let complete_until = snapshot.at.monotonic;
@@ -212,8 +213,7 @@ fn a_division_is_counter_differences_of_the_window() {
     );
     assert_eq!(of(Window::HalfHour, &container), 50.0);
     assert_eq!((history.division(&gpu, Window::Minute).unwrap().uncovered * 100.0).round(), 5.0);
-    let idle =
-        |window| history.increase(&now.accounts[0], window).unwrap().idle_ratio().map(|idle| (idle * 100.0).round());
+    let idle = |window| history.idle_ratio(&now.accounts[0], window).map(|idle| (idle * 100.0).round());
     assert_eq!((idle(Window::Minute), idle(Window::HalfHour)), (Some(100.0), Some(50.0)));
     assert_eq!(history.division(&fixture::LOST.into(), Window::Minute).unwrap().uncovered, 1.0, "no readings");
     assert_eq!(history.division(&fixture::PARTITIONED.into(), Window::Minute).unwrap().uncovered, 1.0, "no busy time");
@@ -227,7 +227,7 @@ fn a_division_is_counter_differences_of_the_window() {
     let mut without = at(6, 8.0, 2.0, 0.0);
     let left = without.accounts.pop().unwrap();
     history.add(&without);
-    assert_eq!(history.increase(&left, Window::Minute), None);
+    assert_eq!(history.idle_ratio(&left, Window::Minute), None);
 }
 
 #[test]

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// The counters of one holding, or their increases in a time. Unknown ones are absent.
 ///
-/// GPU time is time held times the fraction held: allocated + borrowed = busy + idle + uncovered.
+/// GPU time is time held times the fraction held: allocated + borrowed = busy + idle + uncovered. Of time in which the fraction
+/// is unknown only held, busy and energy are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HoldingCounters {
     /// The time held by the clock, whatever the fraction. All other seconds are GPU time.
@@ -72,15 +73,17 @@ impl HoldingCounters {
         Some(self.idle_seconds? / self.known_seconds()?)
     }
 
-    /// The GPU time held for which it is known whether it was busy, if above zero.
-    fn known_seconds(&self) -> Option<f64> {
-        let known = self.used_seconds()? + self.idle_seconds?;
-        (known > 0.0).then_some(known)
+    /// The GPU time held for which it is known whether it was busy; `None` without such time.
+    #[must_use]
+    pub fn known_seconds(&self) -> Option<f64> {
+        // Without idle time nothing is known, and less than a microsecond is a remainder of rounding.
+        self.idle_seconds?;
+        Some(self.allocated_seconds? - self.uncovered_seconds?).filter(|known| *known > 1e-6)
     }
 
-    /// The busy time within the fraction held.
+    /// The busy time within the fraction held. It is not busy less borrowed: busy may have time of an unknown fraction.
     fn used_seconds(&self) -> Option<f64> {
-        Some((self.busy_seconds? - self.borrowed_seconds.unwrap_or(0.0)).max(0.0))
+        Some((self.allocated_seconds? - self.idle_seconds? - self.uncovered_seconds?).max(0.0))
     }
 
     /// Adds each counter; one that is absent on one side has the value of the other.
@@ -144,25 +147,21 @@ mod tests {
 
     #[test]
     fn busy_is_a_part_of_the_gpu_and_idle_of_what_is_held() {
-        let of = |busy, borrowed, idle| {
+        let of = |busy, idle, uncovered| {
             let counters = HoldingCounters {
                 held_seconds: Some(400.0),
                 allocated_seconds: Some(100.0),
                 busy_seconds: busy,
-                borrowed_seconds: borrowed,
                 idle_seconds: idle,
-                uncovered_seconds: Some(50.0),
+                uncovered_seconds: uncovered,
                 ..HoldingCounters::default()
             };
             (counters.busy_ratio(), counters.idle_ratio())
         };
-        assert_eq!(
-            of(Some(90.0), Some(60.0), Some(10.0)),
-            (Some(0.5625), Some(0.25)),
-            "borrowed: more than the 25 % held"
-        );
-        assert_eq!(of(Some(30.0), None, Some(10.0)), (Some(0.1875), Some(0.25)), "uncovered time is neither");
-        assert_eq!(of(Some(0.0), Some(0.0), Some(0.0)), (None, None));
-        assert_eq!(of(None, None, None), (None, None));
+        let half = Some(50.0);
+        assert_eq!(of(Some(100.0), Some(10.0), half), (Some(0.5), Some(0.2)), "60 s borrowed: more than the 25 % held");
+        assert_eq!(of(Some(40.0), Some(10.0), half), (Some(0.2), Some(0.2)), "uncovered time is neither");
+        assert_eq!(of(Some(0.0), Some(0.0), Some(100.0)), (None, None));
+        assert_eq!(of(None, None, Some(100.0)), (None, None));
     }
 }

@@ -20,6 +20,7 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
             allocated_seconds: Some(seconds),
             busy_seconds: busy.map(|busy| busy * seconds),
             idle_seconds: busy.map(|busy| (1.0 - busy) * seconds),
+            uncovered_seconds: Some(if busy.is_some() { 0.0 } else { seconds }),
             energy_joules: busy.map(|_| 100.0 * seconds),
             ..HoldingCounters::default()
         },

@@ -74,7 +74,7 @@ fn rank(page: &NodePage<'_>, account: &Account) -> [f64; 2] {
 
 /// The part of the device that a container held and left idle in the window; once it has ended, of what it held.
 fn idle(page: &NodePage<'_>, account: &Account) -> Option<f64> {
-    let idle = page.history.increase(account, page.view.window)?.idle_ratio()?;
+    let idle = page.history.idle_ratio(account, page.view.window)?;
     match account.holding {
         None => Some(idle),
         Some(_) => Some(idle * parts_of_device(&page.snapshot.hardware.inventory, account).held?),

@@ -63,7 +63,7 @@ impl<'a> Sums<'a> {
             sums.gpus.insert(&account.gpu);
             sums.allocated.add(holding.fraction);
             sums.busy.add(account.gpu_utilization_ratio);
-            let idle = page.history.increase(account, page.view.window).and_then(|increase| increase.idle_ratio());
+            let idle = page.history.idle_ratio(account, page.view.window);
             sums.idle.add(idle.zip(holding.fraction).map(|(idle, fraction)| idle * fraction));
             sums.memory.add(account.memory_used_bytes.map(|bytes| bytes as f64));
             sums.gpu_time.add(account.counters.allocated_seconds);

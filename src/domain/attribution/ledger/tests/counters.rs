@@ -1,6 +1,6 @@
 use super::super::*;
 use super::{GPU, OneDeviceLedger, moment, monotonic};
-use crate::domain::model::{Account, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason};
+use crate::domain::model::{Account, Cost, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason};
 use crate::test_data::holdings;
 
 impl OneDeviceLedger {
@@ -178,13 +178,26 @@ fn slow_sampling_is_not_lateness() {
 }
 
 #[test]
-fn without_a_known_share_nothing_is_counted() {
+fn time_of_an_unknown_fraction_is_held_and_busy_and_costs_nothing() {
     let mut case = OneDeviceLedger::new(5);
     case.read(0, Some(0.0), None);
-    let mut holdings = holdings(&["a"], GPU, SharingForm::TimeSlicing, 1.0);
-    holdings.by_key.values_mut().for_each(|holding| holding.fraction = None);
-    case.relate(0, holdings);
-    assert_eq!(case.read(1000, Some(1.0), None)[0].counters.allocated_seconds, None);
+    let of_a_quarter = holdings(&["a"], GPU, SharingForm::TimeSlicing, 0.25);
+    let mut unknown = of_a_quarter.clone();
+    unknown.by_key.values_mut().for_each(|holding| holding.fraction = None);
+    case.relate(0, unknown);
+    let counters = case.read(1000, Some(1.0), None)[0].counters;
+    assert_eq!(
+        (counters.held_seconds, counters.allocated_seconds, counters.busy_seconds),
+        (Some(1.0), None, Some(1.0))
+    );
+    case.relate(1000, of_a_quarter);
+    let counters = case.read(2000, Some(1.125), None)[0].counters;
+    assert_eq!((counters.held_seconds, counters.busy_seconds), (Some(2.0), Some(1.125)));
+    let half = Some(0.125);
+    assert_eq!(
+        counters.cost(3600.0),
+        Cost { cost: Some(0.25), used_cost: half, idle_cost: half, uncovered_cost: Some(0.0) }
+    );
 }
 
 #[test]
