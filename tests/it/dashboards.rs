@@ -77,7 +77,11 @@ fn every_variable_is_used_and_asks_the_data_source_that_is_selected() {
         for variable in others {
             let name = text(variable, "name");
             if variable["type"] == "textbox" {
-                check(everything.contains(&format!("${name} * ")), &format!("variable {name} is used"));
+                let in_query_or_title = [format!("${name} * "), format!(" ${name}\",\"type\":\"row\"")];
+                check(
+                    in_query_or_title.iter().any(|text| everything.contains(text)),
+                    &format!("variable {name} is used"),
+                );
                 check(variable["query"] == variable["current"]["value"], "the default is what it begins with");
                 continue;
             }
