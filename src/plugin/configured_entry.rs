@@ -80,7 +80,9 @@ impl ConfiguredEntry {
         let offers = offers
             .into_iter()
             .map(|offer| with_health(offer, health).with_mps_health(&scan.without_mps).with_holders(held));
-        self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
+        let now = Offers { offers: offers.collect(), problems };
+        let problems;
+        Offers { offers: self.offers, problems } = merge(&self.offers, now, &hardware.inventory);
         self.problems = [self.config.warnings(), problems, scan.problems.clone()].concat();
         self.problems.extend(without_memory(&self.config, &self.offers, hardware));
     }

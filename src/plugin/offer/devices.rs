@@ -61,23 +61,56 @@ pub fn offers(config: &EntryConfig, inventory: &Inventory, path_devices: &[PathD
             })
             .collect(),
     };
-    let offers = acceptable(by_resource(slots), &mut problems);
-    Offers { offers, problems }
+    Offers { offers: by_resource(slots), problems }
 }
 
 /// The offers `now`, with every device of `previous` that is missing in them as unhealthy: a device that was sent to
-/// the kubelet stays in the list of an open registration (`layout` has the reason).
-pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
+/// the kubelet stays in the list of an open registration (`layout` has the reason). New devices with which the list would be too
+/// long are not offered, as a problem.
+pub fn merge(previous: &[Offer], Offers { offers, mut problems }: Offers, inventory: &Inventory) -> Offers {
     let before = previous.iter().flat_map(|offer| offer.devices.iter().map(|device| (&offer.resource, device)));
     let before_as_absent = before.map(|(resource, device)| {
         let health = Err(absence_reason(&device.hardware, inventory));
         (resource.clone(), OfferedDevice { health, ..device.clone() })
     });
-    let now = now
+    let now = offers
         .into_iter()
         .flat_map(|Offer { resource, devices }| devices.into_iter().map(move |device| (resource.clone(), device)));
-    // A device of `now` replaces its absent form: the later one counts.
-    by_resource(before_as_absent.chain(now))
+    // A device of now replaces its absent form: the later one counts.
+    let mut offers = by_resource(before_as_absent.chain(now));
+    for offer in offers.iter_mut().filter(|offer| list_bytes(offer) > MOST_LIST_BYTES) {
+        let before = previous.iter().filter(|before| before.resource == offer.resource);
+        let sent: BTreeSet<&DeviceId> = before.flat_map(|before| &before.devices).map(|device| &device.id).collect();
+        problems.push(too_long(offer, !sent.is_empty()));
+        offer.devices.retain(|device| sent.contains(&device.id));
+    }
+    offers.retain(|offer| !offer.devices.is_empty());
+    Offers { offers, problems }
+}
+
+/// The largest message that the kubelet's gRPC client accepts: a longer list ends the stream and the resource.
+const MOST_LIST_BYTES: usize = 4 << 20;
+
+/// The most bytes of the list, with every device unhealthy: 17 for each device and 4 for each NUMA node, of which one may become
+/// known, beside the ID.
+pub(super) fn list_bytes(offer: &Offer) -> usize {
+    offer.devices.iter().map(|device| 17 + device.id.as_str().len() + 4 * device.numa_nodes.len().max(1)).sum()
+}
+
+fn too_long(offer: &Offer, is_offered: bool) -> String {
+    let devices = offer.devices.len();
+    let most = MOST_LIST_BYTES / list_bytes(offer).div_ceil(devices);
+    let name = &offer.resource;
+    let (what, remedy) = match is_offered {
+        true => (
+            format!("new devices of {name} are not offered"),
+            ", or restart podmeter, which forgets those that are gone",
+        ),
+        false => (format!("{name} is not offered"), ""),
+    };
+    format!(
+        "{what}: its list of {devices} devices and slots exceeds the 4 MiB that the kubelet accepts; configure {most} at most{remedy}"
+    )
 }
 
 /// Why a device is absent: a present GPU that no longer has it has changed its layout.
@@ -294,26 +327,4 @@ fn by_resource(devices: impl IntoIterator<Item = NamedDevice>) -> Vec<Offer> {
     }
     let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
     resources.into_iter().map(offer).collect()
-}
-
-/// The largest message that the kubelet's gRPC client accepts: a longer list ends the stream and the resource.
-const MOST_LIST_BYTES: usize = 4 << 20;
-
-fn acceptable(offers: Vec<Offer>, problems: &mut Vec<String>) -> Vec<Offer> {
-    let (short, long): (Vec<_>, Vec<_>) = offers.into_iter().partition(|offer| list_bytes(offer) <= MOST_LIST_BYTES);
-    problems.extend(long.iter().map(|offer| {
-        let devices = offer.devices.len();
-        let most = MOST_LIST_BYTES / list_bytes(offer).div_ceil(devices);
-        let name = &offer.resource;
-        format!(
-            "{name} is not offered: its list of {devices} devices and slots exceeds the 4 MiB that the kubelet accepts; configure \
-             {most} at most"
-        )
-    }));
-    short
-}
-
-/// The most bytes of the list, with every device unhealthy: 17 for each device and 4 for each NUMA node, beside the ID.
-pub(super) fn list_bytes(offer: &Offer) -> usize {
-    offer.devices.iter().map(|device| 17 + device.id.as_str().len() + 4 * device.numa_nodes.len()).sum()
 }

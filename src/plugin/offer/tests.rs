@@ -52,10 +52,12 @@ fn single_with_unequal_layouts_offers_the_commonest_and_names_the_rest() {
 
 #[test]
 fn the_number_of_slots_is_limited_by_what_the_kubelet_accepts() {
-    let offered = |gpus: u32, replicas: u32| {
+    let merged = |previous: &[Offer], gpus: std::ops::Range<u32>, replicas: u32| {
         let config = nvidia(&format!("sharing: {{timeSlicing: {{replicas: {replicas}}}}}"));
-        offers(&config, &inventory((0..gpus).map(|index| gpu(index, None))), &[])
+        let inventory = inventory(gpus.map(|index| gpu(index, None)));
+        merge(previous, offers(&config, &inventory, &[]), &inventory)
     };
+    let offered = |gpus: u32, replicas: u32| merged(&[], 0..gpus, replicas);
     for (gpus, replicas) in [(1, 60_000), (8, 7_000)] {
         let offers = offered(gpus, replicas);
         assert_eq!((offers.offers[0].devices.len(), offers.problems.len()), ((gpus * replicas) as usize, 0));
@@ -75,6 +77,15 @@ fn the_number_of_slots_is_limited_by_what_the_kubelet_accepts() {
     assert!(offers.offers.is_empty());
     let problem = &offers.problems[0];
     assert!(problem.contains("nvidia.com/gpu is not offered: its list of 72000 devices"), "{problem}");
+    // Six GPUs were replaced by others, whose slots do not fit into the list of the registration.
+    let before = offered(6, 7_000).offers;
+    let Offers { offers, problems } = merged(&before, 4..10, 7_000);
+    let ids = |offers: &[Offer]| offers[0].devices.iter().map(|device| device.id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&offers), ids(&before));
+    assert_eq!(offers[0].devices.iter().filter(|device| device.health.is_ok()).count(), 14_000);
+    let problem = &problems[0];
+    assert!(problem.contains("new devices of nvidia.com/gpu are not offered: its list of 70000"), "{problem}");
+    assert!(problem.contains("restart podmeter"), "{problem}");
 }
 
 #[test]
@@ -89,19 +100,21 @@ fn names_follow_the_model() {
 fn a_device_never_leaves_the_list() {
     let config = nvidia("");
     let before = offers(&config, &four_gpus(), &[]).offers;
-    let now = offers(&config, &inventory([gpu(1, None), gpu(5, None)]), &[]).offers;
+    let now = offers(&config, &inventory([gpu(1, None), gpu(5, None)]), &[]);
+    let merge = |previous: &[Offer], offers: Offers, inventory: &Inventory| merge(previous, offers, inventory).offers;
     let merged = merge(&before, now, &inventory([gpu(1, None), gpu(5, None)]));
     let health: Vec<_> =
         merged[0].devices.iter().map(|device| (device.id.to_string(), device.health.is_ok())).collect();
     let expected = [(uuid(0), false), (uuid(1), true), (uuid(2), false), (uuid(3), false), (uuid(5), true)];
     assert_eq!(health, expected);
     // A present GPU that is offered under another name no longer has its device; without the GPU the device is lost.
-    let partitioned = merge(&before, vec![], &inventory([gpu(1, Some(&["3g.40gb"]))]));
+    let partitioned = merge(&before, Offers::default(), &inventory([gpu(1, Some(&["3g.40gb"]))]));
     let reasons = partitioned[0].devices.iter().map(|device| device.health.as_ref().unwrap_err().reason.into());
     assert_eq!(reasons.collect::<Vec<&str>>(), ["lost", "layout", "lost", "lost"]);
     // The devices return; and a resource has no device left.
-    assert_eq!(merge(&before, vec![], &Inventory::default())[0].devices.len(), 4);
-    let back = merge(&merge(&before, vec![], &four_gpus()), before.clone(), &four_gpus());
+    assert_eq!(merge(&before, Offers::default(), &Inventory::default())[0].devices.len(), 4);
+    let back =
+        merge(&merge(&before, Offers::default(), &four_gpus()), offers(&config, &four_gpus(), &[]), &four_gpus());
     assert_eq!(back, before);
 }
 
