@@ -1,6 +1,7 @@
 //! Which hardware is held, by whom, and under which name. In: containers that hold devices, or may; the inventory. Out: the
 //! holders of a GPU or MIG device, other than those that a resource itself accounts for. Does not know which IDs are offered.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -15,7 +16,8 @@ use crate::domain::model::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldHardware {
     parts: BTreeMap<GpuUuid, Vec<HeldPart>>,
-    ids: BTreeSet<(ResourceName, DeviceId)>,
+    /// The first holder of each ID, also of those that are no GPUs; `None`: only the kubelet's checkpoint has it.
+    ids: BTreeMap<(ResourceName, DeviceId), Option<PodRef>>,
 }
 
 /// What of it is held under other names than those that a resource accounts for.
@@ -57,6 +59,10 @@ impl HeldHardware {
 
     pub fn add<'a>(&mut self, containers: impl IntoIterator<Item = &'a Container>, inventory: &Inventory) {
         for container in containers {
+            for HeldDevice { resource, id, .. } in &container.devices {
+                let pod = || Some(container.reference.pod_ref());
+                self.ids.entry((resource.clone(), id.clone())).or_insert_with(pod);
+            }
             let devices = container.devices.iter().flat_map(|HeldDevice { resource, id, .. }| {
                 let (_, devices) = resolve_device(resource, id, inventory);
                 devices.into_iter().map(|device| (device, HeldName::Device(resource.clone(), id.clone())))
@@ -69,9 +75,6 @@ impl HeldHardware {
                 devices.into_iter().map(move |device| (device, HeldName::Claim(name.clone())))
             });
             for (device, name) in devices.chain(claims) {
-                if let HeldName::Device(resource, id) = &name {
-                    self.ids.insert((resource.clone(), id.clone()));
-                }
                 let part = HeldPart { device, pod: Some(container.reference.pod_ref()), name };
                 self.parts.entry(part.device.gpu.clone()).or_default().push(part);
             }
@@ -82,7 +85,8 @@ impl HeldHardware {
     #[must_use]
     pub fn with_checkpoint(mut self, ids: &BTreeSet<(ResourceName, DeviceId)>, inventory: &Inventory) -> Self {
         for (resource, id) in ids {
-            if self.ids.insert((resource.clone(), id.clone())) {
+            if let Entry::Vacant(unlisted) = self.ids.entry((resource.clone(), id.clone())) {
+                unlisted.insert(None);
                 for device in resolve_device(resource, id, inventory).1 {
                     let name = HeldName::Device(resource.clone(), id.clone());
                     let part = HeldPart { device, pod: None, name };
@@ -100,7 +104,22 @@ impl HeldHardware {
 
     /// Whether a container holds a GPU or MIG device under this name.
     pub fn contains_id(&self, resource: &ResourceName, id: &DeviceId) -> bool {
-        self.ids.contains(&(resource.clone(), id.clone()))
+        self.ids.contains_key(&(resource.clone(), id.clone()))
+    }
+
+    /// Who holds the device of the resource with this ID, or a slot of it, under another ID than those that `is_accounted` for. The
+    /// hardware of a device that is no GPU has no other name.
+    pub fn other_slots(
+        &self,
+        resource: &ResourceName,
+        device: &str,
+        is_accounted: impl Fn(&DeviceId) -> bool,
+    ) -> Option<String> {
+        let ids = self.ids.range((resource.clone(), DeviceId::new(device))..);
+        let ids = ids.take_while(|((held, id), _)| held == resource && id.as_str().starts_with(device));
+        let mut others = ids.filter(|((_, id), _)| id.without_slot() == device && !is_accounted(id));
+        let ((_, first), pod) = others.next()?;
+        Some(held_by(pod.as_ref(), &format!("{resource} {first}"), others.count()))
     }
 
     /// The holders, without those of the IDs that `is_accounted` for.
@@ -139,12 +158,14 @@ impl OtherHolders<'_> {
     pub fn of(&self, device: &DeviceRef) -> Option<String> {
         let mut holders = self.0.get(&device.gpu)?.iter().filter(|part| part.device.overlaps(device));
         let first = holders.next()?;
-        let more = holders.count();
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        let holder =
-            first.pod.as_ref().map_or_else(|| "a pod of the kubelet's checkpoint".to_owned(), ToString::to_string);
-        Some(format!("held by {holder} as {}{more}", first.name))
+        Some(held_by(first.pod.as_ref(), &first.name, holders.count()))
     }
+}
+
+fn held_by(pod: Option<&PodRef>, name: &impl fmt::Display, more: usize) -> String {
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    let holder = pod.map_or_else(|| "a pod of the kubelet's checkpoint".to_owned(), ToString::to_string);
+    format!("held by {holder} as {name}{more}")
 }
 
 /// The first resource, other than those of `is_own`, of which the kubelet lists hardware of `devices` as allocatable, and how many

@@ -106,6 +106,11 @@ impl DeviceId {
         (self.form == DeviceForm::PciAddress).then(|| PciBusId::normalized(&self.text))
     }
 
+    /// The ID of the device of which it may be one of several slots: `GPU-…::3` without `::3`.
+    pub fn without_slot(&self) -> &str {
+        without_slot(&self.text)
+    }
+
     /// Whether it names one of several slots of its device.
     #[must_use]
     pub const fn is_slot(&self) -> bool {
@@ -154,11 +159,12 @@ impl ResourceName {
 }
 
 fn parse_device_id(id: &str) -> DeviceForm {
-    let (base, is_slot) = match id.rsplit_once("::") {
-        Some((base, n)) if number(n).is_some() => (base, true),
-        _ => (id, false),
-    };
-    parse_base(base, is_slot).unwrap_or(DeviceForm::Other)
+    let base = without_slot(id);
+    parse_base(base, base.len() < id.len()).unwrap_or(DeviceForm::Other)
+}
+
+fn without_slot(id: &str) -> &str {
+    id.rsplit_once("::").filter(|(_, slot)| number(slot).is_some()).map_or(id, |(base, _)| base)
 }
 
 fn parse_base(base: &str, is_slot: bool) -> Option<DeviceForm> {

@@ -9,9 +9,7 @@ use std::sync::Arc;
 use super::missing;
 use super::offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::domain::holders::HeldHardware;
-use crate::domain::model::{
-    DeviceId, DeviceRef, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason,
-};
+use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 use crate::plugin::config::{
     DeviceReference, EntryConfig, MigStrategy, NamePattern, NvidiaConfig, Replication, resource_name,
 };
@@ -145,20 +143,26 @@ impl Offer {
     /// held under its offered name too stays healthy: a kubelet that restarts may request it again.
     #[must_use]
     pub fn with_holders(mut self, held: &HeldHardware) -> Self {
-        let offered: BTreeSet<&DeviceId> = self.devices.iter().map(|device| &device.id).collect();
-        let others = held.others(|resource, id| *resource == self.resource && offered.contains(id));
-        // Slots of the same hardware follow each other.
-        let mut last: (Option<DeviceRef>, Option<Arc<str>>) = (None, None);
-        for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
-            let hardware = device.hardware.device();
-            if hardware != last.0 {
-                let holder = hardware.as_ref().and_then(|hardware| others.of(hardware)).map(Arc::from);
-                last = (hardware, holder);
+        // Sorted by ID, so that slots of the same hardware follow each other.
+        let is_offered = |id: &DeviceId| self.devices.binary_search_by(|device| device.id.cmp(id)).is_ok();
+        let others = held.others(|resource, id| *resource == self.resource && is_offered(id));
+        let mut last: (&str, Option<Arc<str>>) = ("", None);
+        let mut holders = vec![];
+        for device in &self.devices {
+            let base = device.id.without_slot();
+            if base != last.0 {
+                let holder = match &device.hardware {
+                    OfferedHardware::Nodes(_) => held.other_slots(&self.resource, base, is_offered),
+                    hardware => hardware.device().and_then(|hardware| others.of(&hardware)),
+                };
+                last = (base, holder.map(Arc::from));
             }
-            if let Some(holder) = &last.1
-                && !held.contains_id(&self.resource, &device.id)
-            {
-                device.health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Held, Arc::clone(holder)));
+            let is_withheld = |_: &Arc<str>| device.health.is_ok() && !held.contains_id(&self.resource, &device.id);
+            holders.push(last.1.clone().filter(is_withheld));
+        }
+        for (device, holder) in self.devices.iter_mut().zip(holders) {
+            if let Some(holder) = holder {
+                device.health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Held, holder));
             }
         }
         self

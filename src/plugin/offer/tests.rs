@@ -6,8 +6,12 @@ use prost::Message as _;
 
 use super::devices::list_bytes;
 use super::*;
+use crate::domain::holders::HeldHardware;
 use crate::domain::model::{Gpu, Inventory, UnhealthyReason};
-use crate::plugin::test_data::{four_gpus, gpu, inventory, listed, mig_uuid, nvidia, resources, two_with_mig, uuid};
+use crate::plugin::test_data::{
+    entry, four_gpus, gpu, inventory, listed, mig_uuid, nvidia, resources, two_with_mig, uuid,
+};
+use crate::test_data;
 use crate::wire::v1beta1::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
 
 #[test]
@@ -86,6 +90,34 @@ fn the_number_of_slots_is_limited_by_what_the_kubelet_accepts() {
     let problem = &problems[0];
     assert!(problem.contains("new devices of nvidia.com/gpu are not offered: its list of 70000"), "{problem}");
     assert!(problem.contains("restart podmeter"), "{problem}");
+}
+
+/// A node is given to as many containers as the entry has slots, whatever the slots were before.
+#[test]
+fn a_node_that_is_held_under_an_id_of_another_number_of_slots_is_not_given_out() {
+    let node = |id: &str| PathDevice { id: id.into(), nodes: vec![], numa_nodes: BTreeSet::new() };
+    for (shared, held, expected) in [
+        (2, "fuse", "fuse::0 fuse::1"),
+        (2, "fuse::0", ""),
+        (2, "fuse::5", "fuse::0 fuse::1"),
+        (1, "fuse::0", "fuse"),
+        (1, "fuse", ""),
+        (2, "fuse2::5", ""),
+    ] {
+        let config = entry(&format!("kind: path, name: example.com/x, paths: [/dev/x], shared: {shared}"));
+        let kubelet = test_data::kubelet([test_data::holder("a", &[("example.com/x", held)])]);
+        let held_hardware = HeldHardware::new(kubelet.holding_containers(), &Inventory::default());
+        let offer = offers(&config, &Inventory::default(), &[node("fuse"), node("nic")]).offers.remove(0);
+        let offer = offer.with_holders(&held_hardware);
+        let refused = offer.devices.iter().filter_map(|device| Some((&device.id, device.health.as_ref().err()?)));
+        let refused: Vec<_> = refused
+            .map(|(id, unhealthy)| {
+                assert_eq!(&*unhealthy.detail, format!("held by team/a as example.com/x {held}"));
+                id.to_string()
+            })
+            .collect();
+        assert_eq!(refused.join(" "), expected, "{shared} {held}");
+    }
 }
 
 #[test]
