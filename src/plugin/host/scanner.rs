@@ -80,8 +80,8 @@ struct HeldNames {
 
 #[derive(Debug, Default)]
 struct EntryScan {
-    /// The generation of the inventory from which the topology was made.
-    generation: Option<u64>,
+    /// The inventory from which the topology was made. A GPU returns without another generation.
+    inventory: Option<Inventory>,
     facts: Arc<HostFacts>,
     unused: UnusedFiles,
 }
@@ -209,7 +209,7 @@ impl EntryScan {
         shows_files: bool,
         specifications: &Specifications,
     ) {
-        let is_same = self.generation == Some(inventory.generation);
+        let is_same = self.inventory.as_ref() == Some(inventory);
         if is_same && !nvidia.names_nodes() {
             return;
         }
@@ -233,7 +233,7 @@ impl EntryScan {
         }
         let topology = if is_same { self.facts.topology.clone() } else { topology(inventory, &paths.roots.sys) };
         self.facts = Arc::new(HostFacts { driver_files, topology });
-        self.generation = Some(inventory.generation);
+        self.inventory = Some(inventory.clone());
     }
 }
 

@@ -25,8 +25,8 @@ pub struct HostScans {
     scanner: Option<HostScanner>,
     under_way: JoinSet<Finished>,
     began: Monotonic,
-    /// The entries of the last scan, and the generation of its inventory.
-    last: Option<(Vec<u64>, u64)>,
+    /// The entries of the last scan, and its inventory.
+    last: Option<(Vec<u64>, Arc<Inventory>)>,
 }
 
 impl HostScans {
@@ -38,7 +38,7 @@ impl HostScans {
     /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host
     /// needs polling.
     pub fn begin(&mut self, request: ScanRequest, inventory: &Arc<Inventory>, needs_polling: bool, now: Monotonic) {
-        let next = Some((request.keys().copied().collect(), inventory.generation));
+        let next = Some((request.keys().copied().collect(), Arc::clone(inventory)));
         let is_old = needs_polling && now.since(self.began) >= INTERVAL;
         if self.last == next && !is_old {
             return;
@@ -86,4 +86,33 @@ impl HostScans {
 fn scan(mut scanner: HostScanner, request: &ScanRequest, inventory: &Inventory) -> Finished {
     let results = scanner.scan(request, inventory);
     (scanner, results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::{Gpu, NvLinkPeers, PciBusId};
+    use crate::plugin::host::topology::topology;
+    use crate::plugin::test_data::{gpu, host_roots, inventory, nvidia};
+
+    #[tokio::test]
+    async fn a_gpu_that_returns_without_another_generation_is_linked_again() {
+        let root = tempfile::tempdir().unwrap();
+        let host = HostPaths { roots: host_roots(root.path()), proc: root.path().join("proc"), cdi: vec![] };
+        let mut scans = HostScans::new(host, root.path().to_owned());
+        let config = Arc::new(nvidia("deviceListStrategy: envvar"));
+        let bus_id = |index: u32| PciBusId::new(format!("0000:{:02x}:00.0", 0x10 + index));
+        for present in [true, false, true] {
+            let linked = |index: u32| {
+                let peers = NvLinkPeers { by_bus_id: [(bus_id(1 - index), 4)].into(), switch_links: 0 };
+                let present = present || index == 0;
+                Gpu { pci_bus_id: Some(bus_id(index)), nvlink_peers: Some(peers), present, ..gpu(index, None) }
+            };
+            let inventory = Arc::new(Inventory { generation: 1, ..inventory((0..2).map(linked)) });
+            scans.begin([(7, Arc::clone(&config))].into(), &inventory, false, Monotonic::default());
+            assert!(scans.scanner.is_none(), "a scan is under way");
+            let results = scans.done().await.unwrap();
+            assert_eq!(results[&7].facts.topology, topology(&inventory, &root.path().join("sys")), "{present}");
+        }
+    }
 }
