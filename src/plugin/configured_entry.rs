@@ -125,8 +125,17 @@ impl ConfiguredEntry {
         host::depends_on_host(&self.config)
     }
 
-    /// Drops the vanished devices of each resource none of whose vanished devices is held. Returns these resources.
-    pub fn drop_vanished(&mut self, kubelet: &KubeletState) -> Vec<ResourceName> {
+    /// Drops the vanished devices of each resource none of whose vanished devices is held, once it may be registered without them.
+    /// Returns these resources.
+    pub fn drop_vanished(
+        &mut self,
+        hardware: &HardwareState,
+        kubelet: &KubeletState,
+        now: Monotonic,
+    ) -> Vec<ResourceName> {
+        if !self.may_begin(hardware, now) {
+            return vec![];
+        }
         let may_drop = |resource: &ResourceName, vanished: &mut Vanished| layout::may_drop(resource, vanished, kubelet);
         let dropped: BTreeMap<ResourceName, Vanished> = self.vanished.extract_if(.., may_drop).collect();
         for Offer { resource, devices } in &mut self.offers {
@@ -181,4 +190,79 @@ fn hardware_health(hardware: &OfferedHardware, health: &HealthState) -> OfferedH
     };
     let reason = device.reason().unwrap_or(UnhealthyReason::Unknown);
     device.ensure_healthy().map_err(|detail| unhealthy(device.known, reason, detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::{DeviceReadings, Gpu, Medium, SourceStatus};
+    use crate::plugin::test_data::{gpu, inventory, nvidia, uuid};
+    use crate::test_data;
+
+    fn at(second: u64) -> Monotonic {
+        Monotonic::from_secs(second)
+    }
+
+    fn hardware(generation: u64, gpus: impl IntoIterator<Item = Gpu>) -> HardwareState {
+        HardwareState { inventory: Arc::new(Inventory { generation, ..inventory(gpus) }), ..HardwareState::default() }
+    }
+
+    #[test]
+    fn a_changed_layout_ends_no_registration_before_the_host_is_scanned() {
+        let mut entry = ConfiguredEntry::new(nvidia("migStrategy: mixed, passDeviceSpecs: true"), at(0));
+        let scan = |generation| ScanResult { generation, ..ScanResult::default() };
+        let update = |entry: &mut ConfiguredEntry, hardware: &HardwareState, second| {
+            entry.update(hardware, &HealthState::default(), &HeldHardware::default(), at(second));
+        };
+        let whole = hardware(1, [gpu(0, None)]);
+        entry.apply_scan(scan(1));
+        update(&mut entry, &whole, 1);
+        let partitioned = hardware(2, [gpu(0, Some(&["3g.40gb"]))]);
+        update(&mut entry, &partitioned, 2);
+        let kubelet = KubeletState {
+            allocations_at: Some(test_data::at_second(100)),
+            settled: true,
+            collector: SourceStatus { success: true, ..SourceStatus::default() },
+            ..test_data::kubelet([])
+        };
+        assert_eq!(entry.drop_vanished(&partitioned, &kubelet, at(100)), []);
+        assert_eq!(entry.offers.len(), 2);
+        entry.apply_scan(scan(2));
+        assert_eq!(entry.drop_vanished(&partitioned, &kubelet, at(100)), ["nvidia.com/gpu".into()]);
+    }
+
+    #[test]
+    fn the_offers_are_made_again_where_an_input_has_changed_and_only_there() {
+        let config = nvidia("preStartCheck: {minimumFreeMemory: 1Gi}");
+        let mut entry = ConfiguredEntry::new(config, at(0));
+        let mut is_made = |hardware: &HardwareState, health: &HealthState, held: &HeldHardware, scan| {
+            if let Some(scan) = scan {
+                entry.apply_scan(scan);
+            }
+            entry.problems.push("not made again".to_owned());
+            entry.update(hardware, health, held, at(1));
+            !entry.problems.contains(&"not made again".to_owned())
+        };
+        let one = |memory_bytes| hardware(1, [Gpu { memory_bytes, ..gpu(0, None) }]);
+        let (known, mut unknown) = (one(Some(1)), one(None));
+        let (health, held) = (HealthState::default(), HeldHardware::default());
+        assert!(is_made(&known, &health, &held, None), "the first time");
+        assert!(!is_made(&known, &health, &held, None), "nothing has changed");
+        assert!(!is_made(&known.clone(), &health.clone(), &held.clone(), None), "equal values");
+        assert!(is_made(&known, &health, &held, Some(ScanResult::default())), "a scan");
+        assert!(is_made(&unknown, &health, &held, None), "the inventory");
+        let readings = Arc::new(test_data::medium_readings(Medium::default()));
+        unknown.readings.insert(uuid(0).as_str().into(), readings);
+        assert!(is_made(&unknown, &health, &held, None), "a reading without memory");
+        unknown.readings.insert("GPU-of-no-offer".into(), Arc::new(DeviceReadings::default()));
+        assert!(!is_made(&unknown, &health, &held, None), "another reading");
+        let kubelet = test_data::kubelet([test_data::holder("trainer", &[("nvidia.com/gpu", &uuid(0))])]);
+        let held = HeldHardware::new(kubelet.holding_containers(), &unknown.inventory);
+        assert!(is_made(&unknown, &health, &held, None), "a holder");
+        let whole = test_data::device_health(test_data::at_second(1), Some((UnhealthyReason::Lost, "it is lost")));
+        let gpus = [(uuid(0).as_str().into(), test_data::gpu_health(whole))].into();
+        let health = HealthState { gpus, ..HealthState::default() };
+        assert!(is_made(&unknown, &health, &held, None), "health");
+        assert!(!is_made(&unknown, &health, &held, None), "nothing has changed");
+    }
 }

@@ -79,6 +79,7 @@ pub fn start(
         node_name: settings.node_name,
         plan,
         candidates: None,
+        planned: vec![],
         host_scans,
         clock,
         inputs,
@@ -98,11 +99,14 @@ struct PluginTask {
     plan: PluginPlan,
     /// The profiles of the plan that may apply; `None` for a plan of which no entry is configured yet.
     candidates: Option<ProfileCandidates>,
+    /// The plan's entries for this node.
+    planned: Vec<EntryConfig>,
     host_scans: HostScans,
     clock: Clock,
     inputs: PluginInputs,
     publish: watch::Sender<Arc<PluginState>>,
-    /// The configured entries by number, in the order in which they were added; no number is used again.
+    /// The entries by number, in the order in which they were added: those that are planned, and those that continue until another
+    /// one replaces them. No number is used again.
     entries: BTreeMap<u64, ConfiguredEntry>,
     next_number: u64,
     served: ServedResources,
@@ -184,31 +188,38 @@ impl PluginTask {
             applied.iter().for_each(|applied| log_profile(applied, &node));
             self.publish.send_modify(|state| Arc::make_mut(state).profile = applied);
         }
-        let entries = self.plan.entries(&candidates);
+        self.planned = self.plan.entries(&candidates);
         self.candidates = Some(candidates);
-        self.configure(&entries);
-    }
-
-    /// Adds and removes entries; an existing one continues unchanged.
-    fn configure(&mut self, configs: &[EntryConfig]) {
-        let is_removed = |_: &u64, entry: &mut ConfiguredEntry| !configs.contains(&entry.config);
-        let removed: BTreeMap<u64, ConfiguredEntry> = self.entries.extract_if(.., is_removed).collect();
         let now = self.clock.now().monotonic;
-        for config in configs {
+        for config in &self.planned {
             if self.entries.values().all(|entry| *entry.config != *config) {
                 self.entries.insert(self.next_number, ConfiguredEntry::new(config.clone(), now));
                 self.next_number += 1;
             }
         }
-        for served in self.served.running.values() {
-            let Some(entry) = removed.get(&served.entry_number) else { continue };
-            let is_named = configs.iter().any(|config| config.name() == entry.config.name());
-            served.end(if is_named {
-                "its configuration was changed"
-            } else {
-                "it was removed from the configuration"
-            });
+    }
+
+    /// Removes the entries that are no longer planned. Returns those that continue until the one that replaces them may begin: while
+    /// a host scan hangs, a resource would have no plugin.
+    fn remove_unplanned(&mut self, may_begin: impl Fn(&ConfiguredEntry) -> bool) -> BTreeSet<u64> {
+        let is_planned = |entry: &&ConfiguredEntry| self.planned.contains(&entry.config);
+        let mut replaced_later = BTreeSet::new();
+        for (number, entry) in self.entries.iter().filter(|(_, entry)| !is_planned(entry)) {
+            let mut planned = self.entries.values().filter(is_planned);
+            let replacement = planned.find(|other| other.config.replaces(&entry.config));
+            if replacement.is_some_and(|replacement| !may_begin(replacement)) {
+                replaced_later.insert(*number);
+                continue;
+            }
+            let is_changed = replacement.is_some();
+            let reason =
+                if is_changed { "its configuration was changed" } else { "it was removed from the configuration" };
+            let served = self.served.running.values().filter(|served| served.entry_number == *number);
+            served.for_each(|served| served.end(reason));
         }
+        let planned = &self.planned;
+        self.entries.retain(|number, entry| planned.contains(&entry.config) || replaced_later.contains(number));
+        replaced_later
     }
 
     /// Applies scan results, except those of entries that were removed meanwhile.
@@ -227,9 +238,11 @@ impl PluginTask {
         let mut mps_daemons = MpsDaemons::new();
         let held = self.held(holders);
         let holders_known = self.until_holders_known(kubelet, now).is_zero();
+        let replaced_later = self.remove_unplanned(|entry| holders_known && entry.may_begin(hardware, now));
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, &held, now);
-            for resource in entry.drop_vanished(kubelet) {
+            let may_begin = holders_known && entry.may_begin(hardware, now);
+            for resource in entry.drop_vanished(hardware, kubelet, now) {
                 // Only another registration may omit them: `offer::layout`.
                 if let Some(served) = self.served.running.get(&resource).filter(|served| served.entry_number == *number)
                 {
@@ -240,20 +253,21 @@ impl PluginTask {
                 mps_daemons.entry(gpu).or_default().insert(pid);
             }
             problems.extend(entry.problems.iter().map(|problem| format!("{}: {problem}", entry.config.name())));
-            let may_begin = holders_known && entry.may_begin(hardware, now);
             let facts = entry.facts();
             for offer in &entry.offers {
                 match self.served.running.get(&offer.resource) {
                     Some(served) if served.entry_number == *number => served.update(offer, &facts),
                     // The new one waits until that one has closed its server.
-                    Some(served) if served.is_ending() => {}
+                    Some(served) if served.is_ending() || replaced_later.contains(&served.entry_number) => {}
                     // Two lifecycles of one resource would replace each other.
                     Some(_) => drop(problems.insert(format!(
                         "{}: two entries of devicePlugin.resources offer it and the first to serve it keeps it; the devices \
                          of the other are not offered: give one of them another name",
                         offer.resource
                     ))),
-                    None if may_begin => self.served.begin(*number, &entry.config, offer.clone(), Arc::clone(&facts)),
+                    None if may_begin && !replaced_later.contains(number) => {
+                        self.served.begin(*number, &entry.config, offer.clone(), Arc::clone(&facts));
+                    }
                     None => {}
                 }
             }

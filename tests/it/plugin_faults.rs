@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::support::kubelet::{FakeKubelet, KubeletVersion, Method, Options, asking_pod, node};
 use crate::support::plugin_harness::{
-    GPU, PluginClient, PluginHarness, gpus, plugin_on_node, sockets, time_sliced, uuid,
+    GPU, PluginClient, PluginHarness, gpus, plugin_on_node, resources, sockets, time_sliced, uuid,
 };
 use crate::support::polling::until_true;
 use podmeter::domain::model::PluginState;
@@ -150,17 +150,23 @@ impl Drop for Hanging {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_scan_that_hangs_delays_no_health_change() {
+async fn a_host_scan_that_hangs_delays_no_health_change_and_ends_no_registration() {
     let yaml = "resources: [{kind: nvidia, passDeviceSpecs: true}]";
     let (node, podmeter) = plugin_on_node(KubeletVersion::UpTo136, yaml, gpus(4), 4).await;
     let capabilities = node.root.path().join("proc/driver/nvidia/capabilities/gpu0/mig/gi1");
     let hanging = Hanging::make(capabilities.join("access"));
     let hangs = |state: &PluginState| state.problems.iter().any(|problem| problem.contains("has hung for 10 s"));
     podmeter.until_state("the problem", hangs).await;
+    // Which nodes containers get of the changed entry is unknown until the scan returns.
+    let shared = yaml.replace("}]", ", sharing: {timeSlicing: {replicas: 2}}}]");
+    podmeter.plugin.configure(&resources(&shared).into());
     podmeter.lose(1, true);
     node.counts(GPU, 4, 3).await;
     node.runs(asking_pod("trainer", GPU, 1)).await;
+    assert_eq!(podmeter.now(GPU).registrations, 1);
     drop(hanging);
     podmeter.until_state("its end", |state| !hangs(state)).await;
+    podmeter.registered(GPU, 2).await;
+    node.counts(GPU, 8, 4).await;
     podmeter.end().await;
 }

@@ -144,6 +144,11 @@ impl EntryConfig {
         }
     }
 
+    /// Whether this entry takes the place of the `other` when the configuration changes: only one offers the GPUs, or the name.
+    pub fn replaces(&self, other: &Self) -> bool {
+        self.name() == other.name() || self.nvidia().is_some() && other.nvidia().is_some()
+    }
+
     pub fn on_conflict(&self) -> OnConflict {
         match self {
             Self::Nvidia(nvidia) => nvidia.on_conflict,

@@ -143,7 +143,8 @@ impl HostScanner {
         if inventory.generation == 0 {
             return vec![];
         }
-        let nvidia = || request.values().filter_map(|config| config.nvidia());
+        // While one entry replaces another, the later one counts.
+        let nvidia = || request.values().rev().filter_map(|config| config.nvidia());
         let default = NvidiaConfig::default();
         let configured = nvidia().find(|nvidia| nvidia.uses_cdi()).or_else(|| nvidia().next()).unwrap_or(&default);
         let driver_files = DriverFiles {
