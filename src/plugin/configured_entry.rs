@@ -23,8 +23,8 @@ const FIRST_SCAN: Duration = Duration::from_secs(2);
 pub struct ConfiguredEntry {
     pub config: Arc<EntryConfig>,
     last_scan: Option<ScanResult>,
-    /// What the offers were made of, beside the configuration and the last scan; `None` after a scan. With many slots each pass over
-    /// the offers takes long.
+    /// What the offers were made of, beside the configuration and the last scan; `None` after a scan that differs. With many slots
+    /// each pass over the offers takes long.
     made_of: Option<OfferInputs>,
     /// The offers, with every device that was offered until it is dropped.
     pub offers: Vec<Offer>,
@@ -45,7 +45,14 @@ impl ConfiguredEntry {
     }
 
     pub fn apply_scan(&mut self, result: ScanResult) {
-        (self.last_scan, self.made_of) = (Some(result), None);
+        let makes_same_offers = |last: &ScanResult| {
+            (&last.path_devices, &last.without_mps, &last.problems)
+                == (&result.path_devices, &result.without_mps, &result.problems)
+        };
+        if !self.last_scan.as_ref().is_some_and(makes_same_offers) {
+            self.made_of = None;
+        }
+        self.last_scan = Some(result);
     }
 
     pub fn facts(&self) -> Arc<HostFacts> {
@@ -60,9 +67,15 @@ impl ConfiguredEntry {
         }
     }
 
-    /// Updates the offers. An unhealthy device has the first of these reasons: its GPU is lost, its hardware is
-    /// unhealthy, no MPS daemon serves it, its hardware is held under another name.
-    pub fn update(&mut self, hardware: &HardwareState, health: &HealthState, held: &HeldHardware, now: Monotonic) {
+    /// Updates the offers; returns whether they were made again. An unhealthy device has the first of these reasons: its GPU is lost,
+    /// its hardware is unhealthy, no MPS daemon serves it, its hardware is held under another name.
+    pub fn update(
+        &mut self,
+        hardware: &HardwareState,
+        health: &HealthState,
+        held: &HeldHardware,
+        now: Monotonic,
+    ) -> bool {
         let inputs = (
             Arc::clone(&hardware.inventory),
             health.clone(),
@@ -70,7 +83,7 @@ impl ConfiguredEntry {
             without_memory(&self.config, &self.offers, hardware),
         );
         if self.made_of.as_ref() == Some(&inputs) {
-            return;
+            return false;
         }
         self.made_of = Some(inputs);
         let nothing = ScanResult::default();
@@ -85,6 +98,7 @@ impl ConfiguredEntry {
         Offers { offers: self.offers, problems } = merge(&self.offers, now, &hardware.inventory);
         self.problems = [self.config.warnings(), problems, scan.problems.clone()].concat();
         self.problems.extend(without_memory(&self.config, &self.offers, hardware));
+        true
     }
 
     /// When each device of the earlier offers vanished; `at` for those that vanish now.
@@ -240,8 +254,9 @@ mod tests {
                 entry.apply_scan(scan);
             }
             entry.problems.push("not made again".to_owned());
-            entry.update(hardware, health, held, at(1));
-            !entry.problems.contains(&"not made again".to_owned())
+            let is_made = entry.update(hardware, health, held, at(1));
+            assert_eq!(!entry.problems.contains(&"not made again".to_owned()), is_made);
+            is_made
         };
         let one = |memory_bytes| hardware(1, [Gpu { memory_bytes, ..gpu(0, None) }]);
         let (known, mut unknown) = (one(Some(1)), one(None));
@@ -249,7 +264,11 @@ mod tests {
         assert!(is_made(&known, &health, &held, None), "the first time");
         assert!(!is_made(&known, &health, &held, None), "nothing has changed");
         assert!(!is_made(&known.clone(), &health.clone(), &held.clone(), None), "equal values");
-        assert!(is_made(&known, &health, &held, Some(ScanResult::default())), "a scan");
+        assert!(is_made(&known, &health, &held, Some(ScanResult::default())), "the first scan");
+        assert!(!is_made(&known, &health, &held, Some(ScanResult::default())), "an equal scan");
+        let without_mps = [("nvidia.com/gpu".into(), "no daemon".into())].into();
+        let scan = ScanResult { without_mps, ..ScanResult::default() };
+        assert!(is_made(&known, &health, &held, Some(scan)), "another scan");
         assert!(is_made(&unknown, &health, &held, None), "the inventory");
         let readings = Arc::new(test_data::medium_readings(Medium::default()));
         unknown.readings.insert(uuid(0).as_str().into(), readings);

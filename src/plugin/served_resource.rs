@@ -93,7 +93,8 @@ impl ServedResources {
 }
 
 impl ServedResource {
-    pub fn update(&self, offer: &Offer, facts: &Arc<HostFacts>) {
+    /// `offer`: where it was made again.
+    pub fn update(&self, offer: Option<&Offer>, facts: &Arc<HostFacts>) {
         // Its last list stays valid until its server is closed.
         if self.is_ending() {
             return;
@@ -101,7 +102,7 @@ impl ServedResource {
         if !Arc::ptr_eq(&self.facts.borrow(), facts) {
             self.facts.send_replace(Arc::clone(facts));
         }
-        if **self.offer.borrow() != *offer {
+        if let Some(offer) = offer.filter(|offer| **self.offer.borrow() != **offer) {
             log_changes(&self.offer.borrow(), offer);
             self.count_transitions(offer);
             self.status.offered(offer);

@@ -240,7 +240,7 @@ impl PluginTask {
         let holders_known = self.until_holders_known(kubelet, now).is_zero();
         let replaced_later = self.remove_unplanned(|entry| holders_known && entry.may_begin(hardware, now));
         for (number, entry) in &mut self.entries {
-            entry.update(hardware, health, &held, now);
+            let is_made = entry.update(hardware, health, &held, now);
             let may_begin = holders_known && entry.may_begin(hardware, now);
             for resource in entry.drop_vanished(hardware, kubelet, now) {
                 // Only another registration may omit them: `offer::layout`.
@@ -256,7 +256,9 @@ impl PluginTask {
             let facts = entry.facts();
             for offer in &entry.offers {
                 match self.served.running.get(&offer.resource) {
-                    Some(served) if served.entry_number == *number => served.update(offer, &facts),
+                    Some(served) if served.entry_number == *number => {
+                        served.update(is_made.then_some(offer), &facts);
+                    }
                     // The new one waits until that one has closed its server.
                     Some(served) if served.is_ending() || replaced_later.contains(&served.entry_number) => {}
                     // Two lifecycles of one resource would replace each other.

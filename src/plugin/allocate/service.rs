@@ -179,16 +179,16 @@ async fn send_lists(
     mut closing: watch::Receiver<bool>,
     sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>,
 ) {
-    let (mut offers, mut sent) = (inputs.offer.clone(), None);
+    let (mut offers, mut sent) = (inputs.offer.clone(), None::<Arc<Offer>>);
     let send = async {
         loop {
-            let list = list(&offers.borrow_and_update());
-            let is_new = sent.as_ref() != Some(&list);
+            let offer = Arc::clone(&offers.borrow_and_update());
+            let is_new = sent.as_ref().is_none_or(|sent| !is_same_list(sent, &offer));
             if is_new {
-                if sender.send(Ok(list.clone())).await.is_err() {
+                if sender.send(Ok(list(&offer))).await.is_err() {
                     return;
                 }
-                sent = Some(list);
+                sent = Some(offer);
             }
             // A change after the pause is sent at once; changes within it are sent together at its end.
             let pause = async {
@@ -209,6 +209,13 @@ async fn send_lists(
         // An error means that the server is dropped.
         _ = closing.wait_for(|closing| *closing) => {}
     }
+}
+
+fn is_same_list(sent: &Offer, now: &Offer) -> bool {
+    let is_same = |(sent, now): (&OfferedDevice, &OfferedDevice)| {
+        (&sent.id, sent.health.is_ok(), &sent.numa_nodes) == (&now.id, now.health.is_ok(), &now.numa_nodes)
+    };
+    sent.devices.len() == now.devices.len() && sent.devices.iter().zip(&now.devices).all(is_same)
 }
 
 /// The list of every device, in the offer's order.

@@ -237,7 +237,7 @@ fn paths_and_simulated_devices_are_answered() {
         container_path: path.to_owned(),
         permissions: "rw".to_owned(),
     };
-    let found = PathDevice { id: "fuse".into(), nodes: vec![node("/dev/fuse")], numa_nodes: BTreeSet::new() };
+    let found = PathDevice { id: "fuse".into(), nodes: [node("/dev/fuse")].into(), numa_nodes: BTreeSet::new() };
     let offered = offers(&config, &Inventory::default(), &[found]).offers.remove(0);
     let ids: Vec<DeviceId> = offered.devices.iter().map(|device| device.id.clone()).collect();
     assert_eq!(ids, ["fuse::0".into(), "fuse::1".into(), "fuse::2".into()]);

@@ -52,7 +52,7 @@ fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadat
     let mut add = |id: String, nodes: Vec<DeviceSpec>, opened: &[HostNode]| {
         let id = DeviceId::new(id);
         let numa_nodes = opened.iter().filter_map(|node| numa_node(&roots.sys, node)).collect();
-        found.entry(id.clone()).or_insert(PathDevice { id, nodes, numa_nodes });
+        found.entry(id.clone()).or_insert(PathDevice { id, nodes: nodes.into(), numa_nodes });
     };
 
     // All nodes of a group are one device.

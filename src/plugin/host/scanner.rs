@@ -173,8 +173,9 @@ impl HostScanner {
             }
             EntryConfig::Nvidia(nvidia) => {
                 let entry_scan = self.entries.entry(number).or_default();
-                // The only health in these offers is which devices are lost.
-                let offers = offers(config, inventory, &[]).offers;
+                // The only health in these offers is which devices are lost. With many slots they take long to make.
+                let uses_offers = nvidia.uses_cdi() || nvidia.shares_through_mps();
+                let offers = if uses_offers { offers(config, inventory, &[]).offers } else { vec![] };
                 let (paths, shows_files) = (&self.paths, self.shows_files);
                 entry_scan.update_facts(nvidia, inventory, &offers, paths, shows_files, &self.specifications);
                 let mut problems = cdi::unused_problems(&entry_scan.unused);

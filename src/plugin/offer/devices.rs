@@ -19,7 +19,7 @@ use crate::wire::v1beta1::DeviceSpec;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathDevice {
     pub id: DeviceId,
-    pub nodes: Vec<DeviceSpec>,
+    pub nodes: Arc<[DeviceSpec]>,
     pub numa_nodes: BTreeSet<i64>,
 }
 
@@ -47,7 +47,7 @@ pub fn offers(config: &EntryConfig, inventory: &Inventory, path_devices: &[PathD
         }
         EntryConfig::Path(path) => {
             let slots = |found: &PathDevice| {
-                let device = OfferedDevice::new(found.id.clone(), OfferedHardware::Nodes(found.nodes.clone()));
+                let device = OfferedDevice::new(found.id.clone(), OfferedHardware::Nodes(Arc::clone(&found.nodes)));
                 slots_of(&OfferedDevice { numa_nodes: found.numa_nodes.clone(), ..device }, path.shared)
             };
             path_devices.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()

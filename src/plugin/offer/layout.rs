@@ -76,7 +76,7 @@ mod tests {
     fn only_a_present_gpu_removes_its_devices() {
         let mig = "nvidia.com/mig-1g.10gb";
         let both = || vec![slice("MIG-1", "GPU-a"), slice("MIG-2", "GPU-a")];
-        let node = |path: &str| (path.to_owned(), OfferedHardware::Nodes(vec![]));
+        let node = |path: &str| (path.to_owned(), OfferedHardware::Nodes([].into()));
         for (what, before, now, inventory, expected) in [
             ("nothing changed", offer(mig, both()), vec![offer(mig, both())], gpus(&[("GPU-a", true)]), vec![]),
             (

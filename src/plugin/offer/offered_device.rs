@@ -105,7 +105,7 @@ pub enum OfferedHardware {
     },
     /// A GPU that the driver does not enumerate, or a MIG device or slot on it: only the kubelet's ID is known.
     Missing(GpuUuid),
-    Nodes(Vec<DeviceSpec>),
+    Nodes(Arc<[DeviceSpec]>),
     /// No hardware: a simulated device.
     Nothing,
 }

@@ -95,7 +95,7 @@ fn the_number_of_slots_is_limited_by_what_the_kubelet_accepts() {
 /// A node is given to as many containers as the entry has slots, whatever the slots were before.
 #[test]
 fn a_node_that_is_held_under_an_id_of_another_number_of_slots_is_not_given_out() {
-    let node = |id: &str| PathDevice { id: id.into(), nodes: vec![], numa_nodes: BTreeSet::new() };
+    let node = |id: &str| PathDevice { id: id.into(), nodes: [].into(), numa_nodes: BTreeSet::new() };
     for (shared, held, expected) in [
         (2, "fuse", "fuse::0 fuse::1"),
         (2, "fuse::0", ""),
