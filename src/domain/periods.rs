@@ -41,7 +41,7 @@ pub const LIST_SHOWN: Duration = Duration::from_secs(1);
 /// answers lack their devices.
 pub const KUBELET_START: Duration = Duration::from_secs(2);
 /// A pod that the Pods API or the checkpoint should have and has not is accepted after this time: a plugin may be slow. No pod that
-/// stays listed is held back for longer.
+/// stays listed is unconfirmed for longer.
 pub const LONGEST_UNCONFIRMED: Duration = Duration::from_secs(10);
 /// The longest time for which a kubelet that has just started lists no pod, until the container runtime runs.
 pub const LISTS_NONE_AT_START: Duration = Duration::from_secs(30);

@@ -7,12 +7,12 @@
 //! |---|---|---|---|
 //! | UID of a pod | unknown | a source has it | `List` has no UIDs, and a new pod may reuse the name of a removed one (every StatefulSet does so) |
 //! | | known | it is removed | |
-//! | admission of a pod | held back: it holds nothing, and nothing of it is given to others | it is admitted, as far as a source shows that | the kubelet lists a pod's devices while it admits the pod, and a pod that it rejects for another device was listed with its first |
+//! | admission of a pod | unconfirmed: it holds nothing, and nothing of it is given to others | it is admitted, as far as a source shows that | the kubelet lists a pod's devices while it admits the pod, and a pod that it rejects for another device was listed with its first |
 //! | | accepted | a settled answer does not list it | |
-//! | | rejected: it holds nothing, and is not held back | it is not listed | the Pods API has it as ended |
+//! | | rejected: it holds nothing, and what it is listed with may be given to others | it is not listed | the Pods API has it as ended |
 //! | a pod no longer listed | removed: its UID is not used for the next pod of the name | `UID_NOT_REUSED` | the checkpoint and the log directories still have it |
 //! | all pods | fresh, after each connection | the first answer | the answer may be of a kubelet that has just started: it lists nothing, then some of its pods, then all |
-//! | | waiting: what an answer lists is accepted at once, nothing is removed, none is held back | the answer stays the same for `SETTLE`, or `SETTLE_EMPTY`; or `SETTLE_AT_LAST` | |
+//! | | waiting: what an answer lists is accepted at once, nothing is removed, no pod is unconfirmed | the answer stays the same for `SETTLE`, or `SETTLE_EMPTY`; or `SETTLE_AT_LAST` | |
 //! | | settled: each answer is whole | the connection is lost or reopened | |
 //!
 //! | source of a UID | trusted | because |

@@ -26,8 +26,8 @@ const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
 /// The next call.
 #[derive(Clone, Copy, Debug)]
 pub enum NextCall {
-    /// `List`. Without a trigger where a file event or a failed `Get` was its cause, which is counted already, or where a
-    /// held-back pod is due, which is none.
+    /// `List`. Without a trigger where a file event or a failed `Get` was its cause, which is counted already, or where an
+    /// unconfirmed pod is due, which is none.
     Refresh(Option<Trigger>),
     /// Query the pods that have ended.
     EndedPods,
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_held_back_pod_that_is_due_does_not_call_a_failing_kubelet_more_often() {
+    fn an_unconfirmed_pod_that_is_due_does_not_call_a_failing_kubelet_more_often() {
         let now = Monotonic::from_secs(100);
         let mut schedule = CallSchedule::new(now);
         let due = Some(Monotonic::from_secs(90));

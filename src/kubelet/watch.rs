@@ -193,7 +193,7 @@ impl KubeletWatch {
 
     async fn reconsider(&mut self) {
         let allocations = self.accepted.reconsider(self.clock.now().monotonic).await;
-        // A pod that was rejected changes only what is held back.
+        // A pod that was rejected changes only which pods are unconfirmed.
         let changed = !self.accepted.pods.unconfirmed().eq(&self.state.unconfirmed);
         if let Some(allocations) = allocations.or_else(|| self.state.allocations.clone().filter(|_| changed)) {
             self.set_allocations(allocations);

@@ -45,7 +45,7 @@ struct TrackedPod {
     /// `None`: it is not listed.
     identity: Option<Identity>,
     /// `None`: it has no devices, is accepted, or was rejected.
-    held_back: Option<HeldBack>,
+    unconfirmed: Option<UnconfirmedPod>,
     /// Whose UID is not used.
     removed: Option<RemovedPod>,
 }
@@ -60,7 +60,7 @@ struct Identity {
 }
 
 #[derive(Debug)]
-struct HeldBack {
+struct UnconfirmedPod {
     pod: Pod,
     /// Since when it is listed with devices.
     since: Monotonic,
@@ -91,8 +91,8 @@ impl ListedPods {
         self.settle.observe(now, answer)
     }
 
-    /// Writes UIDs into `answer` and removes the pods that are held back. `is_whole`: a pod that is not in it no longer exists;
-    /// else none is held back.
+    /// Writes UIDs into `answer` and removes the unconfirmed pods. `is_whole`: a pod that is not in it no longer exists;
+    /// else none is unconfirmed.
     fn track(
         &mut self,
         now: Monotonic,
@@ -111,7 +111,7 @@ impl ListedPods {
         let mut before = std::mem::take(&mut self.pods);
         for tracked in before.values_mut() {
             tracked.removed.take_if(|removed| now.since(removed.at) >= UID_NOT_REUSED);
-            tracked.held_back.take_if(|_| !is_whole);
+            tracked.unconfirmed.take_if(|_| !is_whole);
         }
         answer.pods.retain_mut(|pod| {
             let mut tracked = before.remove(&pod.reference).unwrap_or_default();
@@ -133,18 +133,18 @@ impl ListedPods {
         self.version_before = std::mem::replace(&mut self.version_after, version);
     }
 
-    /// Those that are held back.
+    /// The pods that the kubelet may still reject.
     pub fn unconfirmed(&self) -> impl Iterator<Item = &Pod> {
-        self.held_back().map(|held_back| &held_back.pod)
+        self.unconfirmed_pods().map(|unconfirmed| &unconfirmed.pod)
     }
 
     /// When the first of them is due.
     pub fn unconfirmed_due(&self) -> Option<Monotonic> {
-        self.held_back().map(|held_back| held_back.due).min()
+        self.unconfirmed_pods().map(|unconfirmed| unconfirmed.due).min()
     }
 
-    fn held_back(&self) -> impl Iterator<Item = &HeldBack> {
-        self.pods.values().filter_map(|tracked| tracked.held_back.as_ref())
+    fn unconfirmed_pods(&self) -> impl Iterator<Item = &UnconfirmedPod> {
+        self.pods.values().filter_map(|tracked| tracked.unconfirmed.as_ref())
     }
 }
 
@@ -185,7 +185,7 @@ impl TrackedPod {
         (!was_removed(uid)).then(|| (source, uid.clone()))
     }
 
-    /// Decides whether the listed pod holds what it is listed with, as one without devices does. Else it is held back, or was
+    /// Decides whether the listed pod holds what it is listed with, as one without devices does. Else it is unconfirmed, or was
     /// rejected. `version_before`: of the checkpoint, before the previous answer.
     fn admit(
         &mut self,
@@ -195,7 +195,7 @@ impl TrackedPod {
         version_before: Option<FileStamp>,
         sources: &OtherSources<'_>,
     ) -> bool {
-        let waiting = self.held_back.take();
+        let waiting = self.unconfirmed.take();
         if !pod.has_devices() || accepted.is_some_and(|accepted| holds_in(accepted, pod)) {
             return true;
         }
@@ -209,7 +209,7 @@ impl TrackedPod {
         let due = since + if is_written { LISTED_TWICE } else { LONGEST_UNCONFIRMED };
         let is_over = is_new && now >= due;
         if !is_over {
-            self.held_back = Some(HeldBack { pod: pod.clone(), since, due, earlier });
+            self.unconfirmed = Some(UnconfirmedPod { pod: pod.clone(), since, due, earlier });
         }
         is_over
     }

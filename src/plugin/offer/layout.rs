@@ -15,7 +15,7 @@ use crate::domain::periods::{LIST_SHOWN, LONGEST_UNCONFIRMED};
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 
 /// The longest time from our answer to `Allocate` until the kubelet's allocations have the holder: the kubelet lists it
-/// within a second, and while its pod may still be rejected, the pod is held back.
+/// within a second, and the pod may then be unconfirmed for a time.
 const GRANT_SHOWN: Duration = LIST_SHOWN.saturating_add(LONGEST_UNCONFIRMED);
 
 /// The devices of `before` that its resource no longer offers although their GPU is there: a MIG device that was

@@ -16,8 +16,8 @@ fn directory(pods: &[(&str, bool)]) -> PodDirectory {
     PodDirectory { complete: true, pods: pods.iter().map(identity).collect(), problem: None }
 }
 
-/// Takes the pods that are held back from the answer, which is whole.
-fn hold_back(
+/// Takes the unconfirmed pods from the answer, which is whole.
+fn take_unconfirmed(
     pods: &mut ListedPods,
     millisecond: u64,
     answer: &mut Allocations,
@@ -45,7 +45,7 @@ fn accepted_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirect
     let mut pods = accepted(before);
     let mut at = |millisecond| {
         let mut answer = listed(&["new"]);
-        hold_back(&mut pods, millisecond, &mut answer, directory, &only_uid("new"));
+        take_unconfirmed(&mut pods, millisecond, &mut answer, directory, &only_uid("new"));
         assert_eq!(
             pods.unconfirmed_due().is_none(),
             !answer.pods.is_empty() || directory.pods.values().any(|pod| pod.terminal)
@@ -60,10 +60,10 @@ fn a_pod_that_was_rejected_after_its_first_allocate_never_held() {
     let mut pods = accepted(&listed(&[]));
     let (nothing, checkpoint) = (PodDirectory::default(), only_uid("new"));
     let mut answer = listed(&["new"]);
-    hold_back(&mut pods, 0, &mut answer, &nothing, &checkpoint);
+    take_unconfirmed(&mut pods, 0, &mut answer, &nothing, &checkpoint);
     assert!(answer.pods.is_empty());
     assert_eq!(pods.unconfirmed_due(), Some(Monotonic::from_millis(200)));
-    hold_back(&mut pods, 200, &mut answer, &nothing, &checkpoint);
+    take_unconfirmed(&mut pods, 200, &mut answer, &nothing, &checkpoint);
     assert_eq!((answer.pods.len(), pods.unconfirmed_due()), (0, None), "no longer listed");
 }
 
@@ -112,7 +112,7 @@ fn accepted_with(answers: &[(u64, &[&str], u64, bool)]) -> Vec<bool> {
             checkpoint.pods.insert(("main".into(), "nvidia.com/gpu".into(), "0".into()), None);
         }
         let mut answer = listed(uids);
-        hold_back(&mut pods, *millisecond, &mut answer, &nothing, &checkpoint);
+        take_unconfirmed(&mut pods, *millisecond, &mut answer, &nothing, &checkpoint);
         pods.answered(checkpoint.version);
         !answer.pods.is_empty()
     };
