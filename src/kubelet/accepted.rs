@@ -1,7 +1,7 @@
 //! From answers of the kubelet to the allocations that are published: which of the listed pods are accepted.
 //!
 //! In: answers, files of the kubelet and of DRA drivers, further sources of pods. Out: the accepted allocations. It calls no
-//! kubelet. `listed_pods` and `settle` decide and are pure; each pod's name has one record, and all of an answer one state.
+//! kubelet. `ListedPods` decides about each pod, `Settle` about what an answer lacks; both are pure.
 //!
 //! | what | state | until | reason |
 //! |---|---|---|---|
@@ -28,9 +28,8 @@
 //! | neither, or the pod has claims only | once it is listed twice, `LISTED_TWICE` apart |
 
 mod listed_pods;
-mod settle;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +38,7 @@ use self::listed_pods::{ListedPods, OtherSources};
 use super::checkpoint::CheckpointFile;
 use super::claim_files::{ClaimDirectories, ClaimFiles};
 use super::pods::PodSources;
-use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef};
+use crate::domain::model::{Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodDirectory, PodRef};
 use crate::domain::periods::LISTS_NONE_AT_START;
 
 /// How long the UID of a removed pod is not used for the next pod of its name. It is limited: a pod from a
@@ -57,6 +56,7 @@ const SETTLE_EMPTY: Duration = LISTS_NONE_AT_START;
 const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
 
 pub(super) struct AcceptedAllocations {
+    pub settle: Settle,
     pub pods: ListedPods,
     pub checkpoint: CheckpointFile,
     pub claim_files: ClaimFiles,
@@ -68,6 +68,7 @@ pub(super) struct AcceptedAllocations {
 impl AcceptedAllocations {
     pub fn new(device_plugin_directory: &Path, claim_directories: ClaimDirectories, sources: PodSources) -> Self {
         Self {
+            settle: Settle::default(),
             pods: ListedPods::default(),
             checkpoint: CheckpointFile::new(device_plugin_directory),
             claim_files: ClaimFiles::new(claim_directories),
@@ -100,7 +101,7 @@ impl AcceptedAllocations {
     /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing,
     /// or the answer has not settled and a repetition of it would be taken for another one.
     pub async fn reconsider(&mut self, now: Monotonic) -> Option<Arc<Allocations>> {
-        let accepted = self.pods.settle.accepted.as_ref().filter(|_| self.pods.settle.is_settled())?;
+        let accepted = self.settle.accepted.as_ref().filter(|_| self.settle.is_settled())?;
         let is_open = self.pods.unconfirmed_due().is_some() || accepted.pods.iter().any(|pod| pod.uid.is_none());
         let before = is_open.then(|| Arc::clone(accepted))?;
         let now = self.accept(now, false).await;
@@ -114,8 +115,10 @@ impl AcceptedAllocations {
         let from_pod_logs = self.sources.logs.borrow().running_pods(&directory);
         let sources = OtherSources { checkpoint: &checkpoint, directory: &directory, from_pod_logs: &from_pod_logs };
         let mut answer = self.answer.clone();
-        self.claim_files.complete(&mut answer, self.pods.settle.accepted.as_deref()).await;
-        self.pods.observe(now, answer, is_new, &sources)
+        self.claim_files.complete(&mut answer, self.settle.accepted.as_deref()).await;
+        let accepted = self.settle.accepted.as_deref();
+        self.pods.track(now, &mut answer, accepted, (self.settle.is_settled(), is_new), &sources);
+        self.settle.observe(now, answer)
     }
 
     /// The holders that have ended, or may have, between two states of the Pods API.
@@ -131,8 +134,146 @@ impl AcceptedAllocations {
                 (_, Some(false)) => false,
             }
         };
-        let holders =
-            self.pods.settle.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
+        let holders = self.settle.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
         holders.filter(has_ended).map(|pod| pod.reference.clone()).collect()
     }
 }
+
+/// Decides which allocations to accept after each answer of the kubelet.
+#[derive(Debug, Default)]
+pub(super) struct Settle {
+    /// The last result.
+    pub accepted: Option<Arc<Allocations>>,
+    state: SettleState,
+}
+
+#[derive(Debug, Default)]
+enum SettleState {
+    /// Connected, no answer yet.
+    #[default]
+    Fresh,
+    Waiting {
+        first_answer: Monotonic,
+        answer: Allocations,
+        answer_since: Monotonic,
+    },
+    Settled,
+}
+
+impl Settle {
+    /// The connection was lost or reopened: the next answer may be the first of a kubelet that has just started.
+    pub fn reconnected(&mut self) {
+        self.state = SettleState::Fresh;
+    }
+
+    pub fn is_settled(&self) -> bool {
+        matches!(self.state, SettleState::Settled)
+    }
+
+    /// What is accepted after `answer`, given at `at`.
+    pub fn observe(&mut self, at: Monotonic, answer: Allocations) -> Arc<Allocations> {
+        let (first_answer, answer_since) = match &self.state {
+            SettleState::Settled => (None, at),
+            SettleState::Fresh => (Some(at), at),
+            SettleState::Waiting { first_answer, answer: before, answer_since } if *before == answer => {
+                (Some(*first_answer), *answer_since)
+            }
+            SettleState::Waiting { first_answer, .. } => (Some(*first_answer), at),
+        };
+        let settled = first_answer.is_none_or(|first_answer| {
+            let emptied = self.accepted.as_deref().is_some_and(|accepted| lacks_all_holders(&answer, accepted));
+            at.since(answer_since) >= if emptied { SETTLE_EMPTY } else { SETTLE }
+                || (!emptied && at.since(first_answer) >= SETTLE_AT_LAST)
+        });
+        let accepted = match (&self.accepted, settled) {
+            (Some(accepted), true) if **accepted == answer => Arc::clone(accepted),
+            (Some(accepted), false) => {
+                let merged = merge(accepted, &answer);
+                if **accepted == merged { Arc::clone(accepted) } else { Arc::new(merged) }
+            }
+            _ => Arc::new(answer.clone()),
+        };
+        self.state = match first_answer {
+            Some(first_answer) if !settled => SettleState::Waiting { first_answer, answer, answer_since },
+            _ => SettleState::Settled,
+        };
+        self.accepted = Some(Arc::clone(&accepted));
+        accepted
+    }
+}
+
+/// Whether `answer` lists no accepted holder, nor another one; where none is accepted, no accepted pod.
+fn lacks_all_holders(answer: &Allocations, accepted: &Allocations) -> bool {
+    let has_holders = accepted.pods.iter().any(Pod::has_devices);
+    let mut expected = accepted.pods.iter().filter(|pod| pod.has_devices() || !has_holders);
+    !accepted.pods.is_empty()
+        && !answer.pods.iter().any(Pod::has_devices)
+        && expected.all(|pod| answer.pod(&pod.reference).is_none())
+}
+
+/// All that `answer` lists, and of `accepted` what it does not contradict: a device named under another container has
+/// moved, everything else that is merely missing is kept.
+fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
+    let (mut devices, mut claims) = (BTreeMap::<_, BTreeSet<_>>::new(), BTreeMap::<_, BTreeSet<_>>::new());
+    for container in answer.containers() {
+        for device in &container.devices {
+            devices.entry((&device.resource, &device.id)).or_default().insert(&container.reference);
+        }
+        for claim in container.claims.iter().filter(|claim| !is_shareable(claim)) {
+            claims.entry(claim_key(claim)).or_default().insert(&container.reference);
+        }
+    }
+    let uncontradicted = |container: &Container| {
+        let reference = &container.reference;
+        let mut kept = container.clone();
+        kept.devices.retain(|device| {
+            devices.get(&(&device.resource, &device.id)).is_none_or(|holders| holders.contains(reference))
+        });
+        // A claim may be shared: the same claim under another container takes nothing away, another claim does.
+        kept.claims.retain(|device| {
+            is_shareable(device)
+                || claims.get(&claim_key(device)).is_none_or(|holders| holders.contains(reference))
+                || answer.containers().flat_map(|container| &container.claims).any(|other| other.is_same_share(device))
+        });
+        kept
+    };
+    let mut pods: BTreeMap<&PodRef, Pod> = answer.pods.iter().map(|pod| (&pod.reference, pod.clone())).collect();
+    for before in &accepted.pods {
+        match pods.get_mut(&before.reference) {
+            None => {
+                let containers = before.containers.iter().map(uncontradicted).collect();
+                pods.insert(&before.reference, Pod { containers, ..before.clone() });
+            }
+            // Another pod under the same name: nothing of the old one is kept.
+            Some(pod) if pod.uid.is_some() && before.uid.is_some() && pod.uid != before.uid => {}
+            // Listed, but perhaps before the kubelet read its devices from the checkpoint.
+            Some(pod) => {
+                pod.uid = pod.uid.take().or_else(|| before.uid.clone());
+                for container in &before.containers {
+                    match pod.containers.iter_mut().find(|now| now.reference == container.reference) {
+                        Some(now) if now.devices.is_empty() && now.claims.is_empty() => {
+                            *now = uncontradicted(container);
+                        }
+                        Some(_) => {}
+                        None => pod.containers.push(uncontradicted(container)),
+                    }
+                }
+                pod.containers.sort_by(|a, b| a.reference.cmp(&b.reference));
+            }
+        }
+    }
+    Allocations { pods: pods.into_values().collect() }
+}
+
+/// An observer, or a claim of a part: others may have the same device.
+fn is_shareable(claim: &ClaimDevice) -> bool {
+    claim.is_observer() || claim.consumed().next().is_some()
+}
+
+/// The identity of a DRA device in its driver, independent of claims.
+fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
+    (&device.driver, &device.pool, &device.device, device.share_id.as_deref())
+}
+
+#[cfg(test)]
+mod tests;

@@ -164,7 +164,7 @@ impl KubeletWatch {
 
     fn next_call(&mut self) -> (Duration, NextCall) {
         let pending = PendingAllocations {
-            is_settled: self.accepted.pods.settle.is_settled(),
+            is_settled: self.accepted.settle.is_settled(),
             has_ended_pods: !self.ended.is_empty(),
             unconfirmed_due: self.accepted.pods.unconfirmed_due(),
         };
@@ -210,7 +210,7 @@ impl KubeletWatch {
     async fn query_ended_pods(&mut self) {
         let ended = std::mem::take(&mut self.ended);
         let one = ended.first().filter(|_| ended.len() == 1 && !self.unimplemented.contains("Get"));
-        let Some(pod) = one.filter(|_| self.accepted.pods.settle.is_settled()) else { return self.refresh().await };
+        let Some(pod) = one.filter(|_| self.accepted.settle.is_settled()) else { return self.refresh().await };
         let started = self.start_call();
         let answer = self.client.get(pod).await;
         let now = self.finish_call("Get", started, answer.as_ref().err());
@@ -230,7 +230,7 @@ impl KubeletWatch {
     /// The next answer may be the first one of another kubelet, whichever call it belongs to.
     fn reset_connection(&mut self) {
         self.client.disconnect();
-        self.accepted.pods.settle.reconnected();
+        self.accepted.settle.reconnected();
         self.state.settled = false;
         self.unimplemented.clear();
     }
@@ -268,7 +268,7 @@ impl KubeletWatch {
                 self.set_allocations(allocations);
                 self.state.allocations_at = Some(now);
                 self.state.unreadable_claim_files = self.accepted.claim_files.unreadable.clone();
-                self.state.settled = self.accepted.pods.settle.is_settled();
+                self.state.settled = self.accepted.settle.is_settled();
                 self.state.truncated = false;
                 self.state.collector.success = true;
                 self.state.collector.last_success = Some(now);

@@ -1,13 +1,12 @@
 //! The pods that answers of `List` name: which pod it is, and whether the kubelet may still reject it. The table is in
 //! `accepted`. Pure.
 //!
-//! In: answers and their times, and the other sources of pods. Out: the accepted allocations, with UIDs, and references that differ
-//! wherever the pods do.
+//! In: answers and their times, and the other sources of pods. Out: the answers without unconfirmed pods, with UIDs, and references
+//! that differ wherever the pods do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::settle::Settle;
 use super::{LISTED_TWICE, UID_NOT_REUSED};
 use crate::domain::model::{Allocations, FileStamp, Monotonic, Pod, PodDirectory, PodIdentity, PodRef, PodUid};
 use crate::domain::periods::LONGEST_UNCONFIRMED;
@@ -28,10 +27,22 @@ enum UidSource {
     Checkpoint,
 }
 
-/// The listed pods, and what is accepted of them.
+/// The pods that the kubelet lists, one record for each name.
+///
+/// What kubelets up to 1.37 do, as far as the decisions here depend on it:
+///
+/// - `List` has no UIDs. It has a pod before the pod is admitted, and each device once its plugin has answered `Allocate`. A pod
+///   that is rejected then may be listed for some seconds with the devices of its first containers.
+/// - The checkpoint is written when a container has all its devices, before the container starts. Entries of a removed pod stay in
+///   the file until the next allocation.
+/// - The Pods API has a pod after its admission, or as failed.
+/// - A pod that ends is listed until its containers have ended, except one from a manifest and one that was deleted by force: their
+///   devices are given to others while their containers still run. Up to 1.33 a pod that has ended stays listed without devices.
+/// - Init containers are not listed: while one runs, its devices are listed under the container that will have them next.
+/// - After a restart `List` has no pod until the container runtime runs, then those of manifests, and the others once the API server
+///   has answered. Until then the checkpoint and the log directories of all pods stay.
 #[derive(Debug, Default)]
 pub struct ListedPods {
-    pub settle: Settle,
     pods: BTreeMap<PodRef, TrackedPod>,
     /// The version of the checkpoint that was read before the previous answer of `List`.
     version_before: Option<FileStamp>,
@@ -78,25 +89,14 @@ struct RemovedPod {
 }
 
 impl ListedPods {
-    /// What is accepted after `answer`. `is_new`: the kubelet has just given it; an earlier one ends no wait for another.
-    pub fn observe(
-        &mut self,
-        now: Monotonic,
-        mut answer: Allocations,
-        is_new: bool,
-        sources: &OtherSources<'_>,
-    ) -> Arc<Allocations> {
-        let is_whole = self.settle.is_settled();
-        self.track(now, &mut answer, (is_whole, is_new), sources);
-        self.settle.observe(now, answer)
-    }
-
-    /// Writes UIDs into `answer` and removes the unconfirmed pods. `is_whole`: a pod that is not in it no longer exists;
-    /// else none is unconfirmed.
-    fn track(
+    /// Writes UIDs into `answer` and removes the unconfirmed pods. `accepted`: what was accepted before. `is_whole`: a pod that is
+    /// not in it no longer exists; else none is unconfirmed. `is_new`: the kubelet has just given it; an earlier one ends no
+    /// wait for another.
+    pub fn track(
         &mut self,
         now: Monotonic,
         answer: &mut Allocations,
+        accepted: Option<&Allocations>,
         (is_whole, is_new): (bool, bool),
         sources: &OtherSources<'_>,
     ) {
@@ -107,7 +107,7 @@ impl ListedPods {
         for identity in sources.directory.pods.values().filter(|identity| !identity.terminal) {
             running.entry(&identity.pod).or_default().push(identity);
         }
-        let (accepted, version_before) = (self.settle.accepted.as_deref(), self.version_before);
+        let version_before = self.version_before;
         let mut before = std::mem::take(&mut self.pods);
         for tracked in before.values_mut() {
             tracked.removed.take_if(|removed| now.since(removed.at) >= UID_NOT_REUSED);

@@ -20,12 +20,12 @@ fn directory(pods: &[(&str, bool)]) -> PodDirectory {
 fn take_unconfirmed(
     pods: &mut ListedPods,
     millisecond: u64,
-    answer: &mut Allocations,
+    (accepted, answer): (&Allocations, &mut Allocations),
     directory: &PodDirectory,
     checkpoint: &CheckpointAllocations,
 ) {
     let sources = OtherSources { checkpoint, directory, from_pod_logs: &BTreeMap::new() };
-    pods.track(Monotonic::from_millis(millisecond), answer, (true, true), &sources);
+    pods.track(Monotonic::from_millis(millisecond), answer, Some(accepted), (true, true), &sources);
 }
 
 /// A checkpoint that names the pod of the device. Without `devices` it confirms no admission.
@@ -34,18 +34,12 @@ fn only_uid(uid: &str) -> CheckpointAllocations {
     CheckpointAllocations { pods, ..CheckpointAllocations::default() }
 }
 
-fn accepted(allocations: &Allocations) -> ListedPods {
-    let mut pods = ListedPods::default();
-    pods.settle.accepted = Some(Arc::new(allocations.clone()));
-    pods
-}
-
 /// Whether the pod with UID `new` is accepted at each of these milliseconds, in which it is listed.
 fn accepted_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirectory) -> Vec<bool> {
-    let mut pods = accepted(before);
+    let mut pods = ListedPods::default();
     let mut at = |millisecond| {
         let mut answer = listed(&["new"]);
-        take_unconfirmed(&mut pods, millisecond, &mut answer, directory, &only_uid("new"));
+        take_unconfirmed(&mut pods, millisecond, (before, &mut answer), directory, &only_uid("new"));
         assert_eq!(
             pods.unconfirmed_due().is_none(),
             !answer.pods.is_empty() || directory.pods.values().any(|pod| pod.terminal)
@@ -57,13 +51,13 @@ fn accepted_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirect
 
 #[test]
 fn a_pod_that_was_rejected_after_its_first_allocate_never_held() {
-    let mut pods = accepted(&listed(&[]));
+    let (mut pods, none) = (ListedPods::default(), listed(&[]));
     let (nothing, checkpoint) = (PodDirectory::default(), only_uid("new"));
     let mut answer = listed(&["new"]);
-    take_unconfirmed(&mut pods, 0, &mut answer, &nothing, &checkpoint);
+    take_unconfirmed(&mut pods, 0, (&none, &mut answer), &nothing, &checkpoint);
     assert!(answer.pods.is_empty());
     assert_eq!(pods.unconfirmed_due(), Some(Monotonic::from_millis(200)));
-    take_unconfirmed(&mut pods, 200, &mut answer, &nothing, &checkpoint);
+    take_unconfirmed(&mut pods, 200, (&none, &mut answer), &nothing, &checkpoint);
     assert_eq!((answer.pods.len(), pods.unconfirmed_due()), (0, None), "no longer listed");
 }
 
@@ -71,10 +65,10 @@ fn a_pod_that_was_rejected_after_its_first_allocate_never_held() {
 fn only_a_new_answer_accepts_it() {
     let (nothing, checkpoint) = (PodDirectory::default(), only_uid("new"));
     let sources = OtherSources { checkpoint: &checkpoint, directory: &nothing, from_pod_logs: &BTreeMap::new() };
-    let mut pods = accepted(&listed(&[]));
+    let (mut pods, none) = (ListedPods::default(), listed(&[]));
     let mut at = |millisecond, is_new| {
         let mut answer = listed(&["new"]);
-        pods.track(Monotonic::from_millis(millisecond), &mut answer, (true, is_new), &sources);
+        pods.track(Monotonic::from_millis(millisecond), &mut answer, Some(&none), (true, is_new), &sources);
         answer.pods.len()
     };
     assert_eq!((at(0, true), at(300, false), at(11_000, false), at(11_001, true)), (0, 0, 0, 1));
@@ -112,7 +106,7 @@ fn accepted_with(answers: &[(u64, &[&str], u64, bool)]) -> Vec<bool> {
             checkpoint.pods.insert(("main".into(), "nvidia.com/gpu".into(), "0".into()), None);
         }
         let mut answer = listed(uids);
-        take_unconfirmed(&mut pods, *millisecond, &mut answer, &nothing, &checkpoint);
+        take_unconfirmed(&mut pods, *millisecond, (&listed(&[]), &mut answer), &nothing, &checkpoint);
         pods.answered(checkpoint.version);
         !answer.pods.is_empty()
     };

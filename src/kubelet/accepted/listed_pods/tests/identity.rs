@@ -161,7 +161,7 @@ impl ListedNode {
         let mut answer = answer(pods);
         let sources =
             OtherSources { checkpoint: &self.checkpoint, directory: &self.directory, from_pod_logs: &self.logged };
-        self.pods.track(Monotonic::from_secs(self.second), &mut answer, (is_whole, true), &sources);
+        self.pods.track(Monotonic::from_secs(self.second), &mut answer, None, (is_whole, true), &sources);
         let text = |uid: &Option<PodUid>| uid.as_ref().map(|uid| uid.as_str().to_owned());
         // Whether it is unconfirmed is of no matter here.
         let Some(pod) = answer.pods.first().or_else(|| self.pods.unconfirmed().next()) else { return (None, None) };
