@@ -5,7 +5,7 @@ use prost::Message;
 
 use crate::domain::holders::{Holdings, Slots, join};
 use crate::domain::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
-use crate::kubelet::{checkpoint, convert, pods};
+use crate::kubelet::{checkpoint, client, pods};
 use crate::wire::{v1, v1alpha1};
 
 /// Two whole GPUs and one with two MIG devices, which device ids of an answer may name.
@@ -15,10 +15,10 @@ static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);
 pub fn kubelet_answer(bytes: &[u8]) {
     let Some((kind, message)) = bytes.split_first() else { return };
     match kind % 5 {
-        0 => decoded(message, |answer| allocations(&convert::allocations(answer))),
-        1 => decoded(message, |answer| allocatable(&convert::allocatable(answer))),
+        0 => decoded(message, |answer| allocations(&client::allocations(answer))),
+        1 => decoded(message, |answer| allocatable(&client::allocatable(answer))),
         2 => decoded(message, |answer: v1::GetPodResourcesResponse| {
-            if let Some(pod) = answer.pod_resources.map(convert::convert_pod) {
+            if let Some(pod) = answer.pod_resources.map(client::convert_pod) {
                 allocations(&Allocations { pods: vec![pod] });
             }
         }),

@@ -1,28 +1,33 @@
-//! The client of the PodResources API.
+//! The client of the PodResources API, and its messages as types of the model.
 //!
-//! In: the kubelet's socket. Out: model types, or an error with a remedy. It keeps no answers and does not retry.
+//! In: the kubelet's socket. Out: model types, or an error with a remedy. Any grouping of devices is accepted; each device comes
+//! out once, sorted. It keeps no answers and does not retry.
 
+mod call_error;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use strum::{EnumIter, IntoStaticStr};
 use tokio::net::UnixStream;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::convert;
-use crate::domain::model::{Allocatable, Allocations, Pod, PodRef};
+pub use call_error::{CallError, CallErrorCode};
+pub(super) use call_error::{chain, explain};
+
+use crate::domain::model::{
+    Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice,
+    MemoryBlock, Pod, PodRef, ResourceName, UUID_LENGTH, is_uuid,
+};
 use crate::tasks::within;
 use crate::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use crate::wire::{channel_over, v1};
-use crate::words;
 
 /// Answers of 4.8 MB have been seen on large nodes. A larger answer is refused, not cut.
 const MESSAGE_LIMIT: usize = 16 << 20;
-
-/// Characters of a foreign error message.
-const LONGEST_REASON: usize = 500;
 
 /// Talks to the kubelet's PodResources socket. Connects on first use and again after every failure.
 #[derive(Debug)]
@@ -30,75 +35,6 @@ pub struct Client {
     socket: PathBuf,
     deadline: Duration,
     connection: Option<PodResourcesListerClient<Channel>>,
-}
-
-/// Why a call failed. The message has the remedy.
-#[derive(Debug, thiserror::Error)]
-pub enum CallError {
-    #[error("there is no socket {0}: is the kubelet running, and is its directory mounted here (see --kubelet-root)?")]
-    SocketMissing(PathBuf),
-    #[error("{0} is not a socket: point --pod-resources-socket at the kubelet's")]
-    NotASocket(PathBuf),
-    #[error("no permission to connect to {0}: its directory belongs to root (0750), so run as uid 0")]
-    PermissionDenied(PathBuf),
-    #[error("no process listens on {0}: the kubelet is down or restarting; retrying")]
-    Refused(PathBuf),
-    #[error("the connection to {socket} broke ({reason}); retrying")]
-    Unavailable { socket: PathBuf, reason: String },
-    #[error("{socket} did not answer {method} within {}: the kubelet hangs; retrying", words::duration(*deadline))]
-    DeadlineExceeded { socket: PathBuf, method: &'static str, deadline: Duration },
-    #[error("the kubelet's rate limit refused {0}: another client of the socket asks too often; retrying later")]
-    RateLimited(&'static str),
-    #[error("this kubelet does not implement {0}: upgrade it")]
-    Unimplemented(&'static str),
-    #[error(
-        "the answer of {socket} to {method} is over {} MiB, so the last allocations stay in use: delete the pod whose DRA \
-         claim is listed many times over",
-        MESSAGE_LIMIT >> 20
-    )]
-    TooLarge { socket: PathBuf, method: &'static str },
-    #[error("{socket} does not serve PodResources ({reason}): is it the kubelet's socket?")]
-    Malformed { socket: PathBuf, reason: String },
-    #[error("{method} failed: {code:?}, {message}")]
-    Other { method: &'static str, code: Code, message: String },
-}
-
-/// The `code` label of failed calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, IntoStaticStr)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub enum CallErrorCode {
-    Unavailable,
-    NotASocket,
-    PermissionDenied,
-    DeadlineExceeded,
-    RateLimited,
-    Unimplemented,
-    TooLarge,
-    Malformed,
-    Other,
-}
-
-impl CallError {
-    /// The value of the `code` label.
-    pub fn code(&self) -> CallErrorCode {
-        match self {
-            Self::SocketMissing(_) | Self::Refused(_) | Self::Unavailable { .. } => CallErrorCode::Unavailable,
-            Self::NotASocket(_) => CallErrorCode::NotASocket,
-            Self::PermissionDenied(_) => CallErrorCode::PermissionDenied,
-            Self::DeadlineExceeded { .. } => CallErrorCode::DeadlineExceeded,
-            Self::RateLimited(_) => CallErrorCode::RateLimited,
-            Self::Unimplemented(_) => CallErrorCode::Unimplemented,
-            Self::TooLarge { .. } => CallErrorCode::TooLarge,
-            Self::Malformed { .. } => CallErrorCode::Malformed,
-            Self::Other { .. } => CallErrorCode::Other,
-        }
-    }
-
-    /// Whether what answers next may be another kubelet than the one before.
-    #[must_use]
-    pub fn lost_connection(&self) -> bool {
-        !matches!(self, Self::TooLarge { .. } | Self::RateLimited(_) | Self::Unimplemented(_) | Self::Other { .. })
-    }
 }
 
 impl Client {
@@ -115,7 +51,7 @@ impl Client {
     pub async fn list(&mut self) -> Result<Allocations, CallError> {
         let mut client = self.connect().await?;
         let answer = self.finish("List", client.list(v1::ListPodResourcesRequest {})).await?;
-        Ok(convert::allocations(answer))
+        Ok(allocations(answer))
     }
 
     /// What could be given: healthy devices whether held or not.
@@ -123,7 +59,7 @@ impl Client {
         let mut client = self.connect().await?;
         let call = client.get_allocatable_resources(v1::AllocatableResourcesRequest {});
         let answer = self.finish("GetAllocatableResources", call).await?;
-        Ok(convert::allocatable(answer))
+        Ok(allocatable(answer))
     }
 
     /// One pod; `None` when the kubelet has no active pod of that name. Not to be called in a loop over pods: the rate
@@ -146,7 +82,7 @@ impl Client {
             answer => answer?,
         };
         let missing = || CallError::Malformed { socket: self.socket.clone(), reason: "an answer without a pod".into() };
-        answer.pod_resources.map(convert::convert_pod).map(Some).ok_or_else(missing)
+        answer.pod_resources.map(convert_pod).map(Some).ok_or_else(missing)
     }
 
     async fn connect(&mut self) -> Result<PodResourcesListerClient<Channel>, CallError> {
@@ -173,34 +109,13 @@ impl Client {
         let deadline = self.deadline;
         let outcome = match within(deadline, call).await {
             Some(Ok(answer)) => return Ok(answer.into_inner()),
-            Some(Err(status)) => self.call_error(method, &status),
+            Some(Err(status)) => CallError::of_status(&status, method, self.socket.clone()),
             None => CallError::DeadlineExceeded { socket: self.socket.clone(), method, deadline },
         };
         if outcome.lost_connection() {
             self.disconnect();
         }
         Err(outcome)
-    }
-
-    fn call_error(&self, method: &'static str, status: &Status) -> CallError {
-        let socket = self.socket.clone();
-        let reason = || explain(status);
-        match status.code() {
-            Code::OutOfRange => CallError::TooLarge { socket, method },
-            Code::ResourceExhausted => CallError::RateLimited(method),
-            Code::Unimplemented => CallError::Unimplemented(method),
-            Code::Unavailable | Code::Cancelled => CallError::Unavailable { socket, reason: reason() },
-            Code::Internal => CallError::Malformed { socket, reason: reason() },
-            // The kubelet's own errors come as Unknown with a text; a broken transport does too, but with a cause.
-            Code::Unknown if std::error::Error::source(status).is_some() => {
-                if reason().contains("protocol") || reason().contains("frame") {
-                    CallError::Malformed { socket, reason: reason() }
-                } else {
-                    CallError::Unavailable { socket, reason: reason() }
-                }
-            }
-            code => CallError::Other { method, code, message: explain(status) },
-        }
     }
 }
 
@@ -225,34 +140,167 @@ fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
-/// A failure's message and its causes in one line, without the dump of the causes that `Status` displays.
-pub(super) fn explain(status: &Status) -> String {
-    shortened(with_causes(status.message().to_owned(), std::error::Error::source(status)))
-}
-
-/// An error and its causes in one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    shortened(with_causes(error.to_string(), error.source()))
-}
-
-fn shortened(mut text: String) -> String {
-    if let Some((end, _)) = text.char_indices().nth(LONGEST_REASON) {
-        text.truncate(end);
-        text.push('…');
+pub fn allocations(answer: v1::ListPodResourcesResponse) -> Allocations {
+    // A pod listed twice is one pod: its containers come together under one name.
+    let mut pods: BTreeMap<PodRef, Pod> = BTreeMap::new();
+    for pod in answer.pod_resources {
+        let mut converted = convert_pod(pod);
+        let containers = std::mem::take(&mut converted.containers);
+        pods.entry(converted.reference.clone()).or_insert(converted).containers.extend(containers);
     }
-    text
+    for pod in pods.values_mut() {
+        pod.containers.sort_by(|a, b| a.reference.cmp(&b.reference));
+    }
+    Allocations { pods: pods.into_values().collect() }
 }
 
-fn with_causes(mut text: String, mut cause: Option<&dyn std::error::Error>) -> String {
-    while let Some(error) = cause {
-        let part = error.to_string();
-        if !text.contains(&part) {
-            if !text.is_empty() {
-                text.push_str(": ");
-            }
-            text.push_str(&part);
+pub fn allocatable(answer: v1::AllocatableResourcesResponse) -> Allocatable {
+    let mut devices: BTreeMap<ResourceName, BTreeSet<DeviceId>> = BTreeMap::new();
+    for entry in answer.devices {
+        let ids = entry.device_ids.into_iter().map(DeviceId::new);
+        devices.entry(ResourceName::new(entry.resource_name)).or_default().extend(ids);
+    }
+    Allocatable { devices, cpus: cpus(&answer.cpu_ids), memory: memory(answer.memory) }
+}
+
+pub fn convert_pod(pod: v1::PodResources) -> Pod {
+    let reference = PodRef::new(&pod.namespace, &pod.name);
+    Pod {
+        containers: pod.containers.into_iter().map(|container| convert_container(&reference, container)).collect(),
+        reference,
+        uid: None,
+        exclusive_cpus: cpus(&pod.cpu_ids),
+        memory: memory(pod.memory),
+    }
+}
+
+fn convert_container(pod: &PodRef, container: v1::ContainerResources) -> Container {
+    // One entry per device and NUMA node in recent kubelets, per resource in older ones.
+    let mut devices: BTreeMap<(ResourceName, DeviceId), BTreeSet<i64>> = BTreeMap::new();
+    for entry in container.devices {
+        let resource = ResourceName::new(entry.resource_name);
+        let nodes = numa_nodes(entry.topology);
+        for id in entry.device_ids {
+            devices.entry((resource.clone(), DeviceId::new(id))).or_default().extend(&nodes);
         }
-        cause = error.source();
     }
-    text
+    // A kubelet that re-appends a claim's devices on every retry lists them many times over.
+    let mut claims = BTreeSet::new();
+    for claim in container.dynamic_resources {
+        claims.extend(claim.claim_resources.into_iter().map(|device| ClaimDevice {
+            claim_uid: claim_uid(&device.cdi_devices),
+            record: ClaimRecord::default(),
+            claim_namespace: claim.claim_namespace.as_str().into(),
+            claim: claim.claim_name.as_str().into(),
+            device: DeviceId::of_claim(&device.driver_name, device.device_name),
+            driver: device.driver_name.into(),
+            pool: device.pool_name.into(),
+            share_id: device.share_id.map(Into::into),
+        }));
+    }
+    let held = |((resource, id), numa_nodes)| HeldDevice { resource, id, numa_nodes };
+    Container {
+        reference: ContainerRef::in_pod(pod, &container.name),
+        devices: devices.into_iter().map(held).collect(),
+        claims: claims.into_iter().collect(),
+        exclusive_cpus: cpus(&container.cpu_ids),
+        memory: memory(container.memory),
+    }
+}
+
+/// The UID of the claim, from `<vendor>/<class>=<claim UID>-<device>` (NVIDIA) or `<driver>/metadata=<claim
+/// UID>_<request>`. The list has names of other devices of the same claim too. `None` where they do not agree.
+fn claim_uid(cdi_devices: &[v1::CdiDevice]) -> Option<Arc<str>> {
+    let of_name = |device: &'_ v1::CdiDevice| -> Option<Arc<str>> {
+        let (uid, rest) = device.name.split_once('=')?.1.split_at_checked(UUID_LENGTH)?;
+        (is_uuid(uid) && rest.starts_with(['-', '_'])).then(|| uid.into())
+    };
+    let mut uids = cdi_devices.iter().filter_map(of_name);
+    let first = uids.next()?;
+    uids.all(|other| other == first).then_some(first)
+}
+
+fn numa_nodes(topology: Option<v1::TopologyInfo>) -> BTreeSet<i64> {
+    topology.into_iter().flat_map(|topology| topology.nodes).map(|node| node.id).collect()
+}
+
+/// A CPU number that is none (negative, absurdly large) is left out.
+fn cpus(ids: &[i64]) -> CpuSet {
+    ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect()
+}
+
+fn memory(blocks: Vec<v1::ContainerMemory>) -> Vec<MemoryBlock> {
+    let block = |block: v1::ContainerMemory| MemoryBlock {
+        memory_type: block.memory_type.into(),
+        numa_nodes: numa_nodes(block.topology),
+        bytes: block.size,
+    };
+    let mut blocks: Vec<MemoryBlock> = blocks.into_iter().map(block).collect();
+    blocks.sort();
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_uid_of_a_claim_is_in_the_names_of_its_cdi_devices() {
+        const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
+        let uid = |names: &[String]| {
+            let names: Vec<_> = names.iter().map(|name| v1::CdiDevice { name: name.clone() }).collect();
+            claim_uid(&names)
+        };
+        let own = format!("k8s.gpu.nvidia.com/claim={UID}-gpu-0");
+        let metadata = format!("gpu.nvidia.com/metadata={UID}_gpu");
+        assert_eq!(uid(&[own.clone(), metadata]).as_deref(), Some(UID));
+        assert_eq!(uid(&["k8s.gpu.nvidia.com/device=gpu-0".to_owned(), own.clone()]).as_deref(), Some(UID));
+        let other = own.replace("dab5", "0000");
+        for names in [vec![], vec![own.clone(), other], vec![own.replace("-gpu-0", "")], vec![own.replace('=', "=é")]]
+        {
+            assert_eq!(uid(&names), None, "{names:?}");
+        }
+    }
+
+    fn entry(id: &str, numa: &[i64]) -> v1::ContainerDevices {
+        let nodes = numa.iter().map(|id| v1::NumaNode { id: *id }).collect::<Vec<_>>();
+        v1::ContainerDevices {
+            resource_name: "nvidia.com/gpu".into(),
+            device_ids: vec![id.into()],
+            topology: (!nodes.is_empty()).then_some(v1::TopologyInfo { nodes }),
+        }
+    }
+
+    fn listed(devices: Vec<v1::ContainerDevices>) -> Allocations {
+        let container = v1::ContainerResources { name: "main".into(), devices, ..v1::ContainerResources::default() };
+        let pod = v1::PodResources {
+            name: "p".into(),
+            namespace: "n".into(),
+            containers: vec![container],
+            ..v1::PodResources::default()
+        };
+        allocations(v1::ListPodResourcesResponse { pod_resources: vec![pod] })
+    }
+
+    #[test]
+    fn a_device_on_two_numa_nodes_is_listed_twice_and_comes_out_once() {
+        let allocations = listed(vec![entry("GPU-1", &[1]), entry("GPU-1", &[0]), entry("GPU-0", &[])]);
+        let devices: Vec<_> = allocations.pods[0].containers[0]
+            .devices
+            .iter()
+            .map(|device| (device.id.as_str().to_owned(), device.numa_nodes.iter().copied().collect::<Vec<_>>()))
+            .collect();
+        assert_eq!(devices, [("GPU-0".to_owned(), vec![]), ("GPU-1".to_owned(), vec![0, 1])]);
+    }
+
+    #[test]
+    fn grouped_and_single_entries_mean_the_same() {
+        let grouped = v1::ContainerDevices { device_ids: vec!["GPU-1".into(), "GPU-0".into()], ..entry("", &[0]) };
+        assert_eq!(listed(vec![grouped]), listed(vec![entry("GPU-0", &[0]), entry("GPU-1", &[0])]));
+    }
+
+    #[test]
+    fn cpu_numbers_that_are_none_are_left_out() {
+        assert_eq!(cpus(&[-1, 3, i64::MAX, 2]).to_string(), "2-3");
+    }
 }

@@ -5,8 +5,9 @@
 //! `PodLogs`, published on watch channels. Does not use: drivers, metrics. Protobuf types end here.
 //!
 //! ```text
-//! schedule ─► watch ─► client ─► convert ─► accepted ─► KubeletState ─► holders ─► HoldersState
-//! trigger ──────┘       checkpoint, claim_files, pods, pod_logs ┘          hardware ┘
+//! schedule ─► watch ─► client ─► accepted ─► KubeletState ─► holders ─► HoldersState
+//! trigger ──────┘                   ▲                  hardware ┘
+//! checkpoint, claim_files, pods, pod_logs
 //! ```
 //!
 //! `schedule` decides when `watch` calls the kubelet, `trigger` has the reasons, `accepted` which listed pods hold something,
@@ -15,8 +16,7 @@
 mod accepted;
 pub(crate) mod checkpoint;
 pub mod claim_files;
-mod client;
-pub(crate) mod convert;
+pub(crate) mod client;
 pub mod holders;
 pub mod pod_logs;
 pub mod pods;
