@@ -74,6 +74,7 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
             cdi: root.join("cdi"),
             proc: root.join("proc"),
         },
+        node_name: "node".to_owned(),
         deadline: Duration::from_secs(5),
     };
     let kubelet_handle =

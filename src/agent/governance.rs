@@ -9,6 +9,7 @@ use super::listeners::Bound;
 use super::settings::{AgentSettings, Reloadable};
 use crate::clock::Clock;
 use crate::domain::health::Recovery;
+use crate::kubelet::KubeletSettings;
 use crate::plugin::PluginSettings;
 use crate::serve::governance::{self, ConfigurationDigests, Deployment, GovernanceFacts, ListenerSummary, sha256};
 use crate::serve::web::{GovernanceRequest, GovernanceSource, ListenAddress, Purpose, WatchedConfig};
@@ -70,7 +71,8 @@ fn configuration(settings: &AgentSettings, reloadable: &Reloadable) -> Configura
     let files = reloadable.files.clone();
     let reloadable = Reloadable { files: vec![], ..reloadable.clone() };
     let plugin = PluginSettings { node_name: String::new(), ..settings.plugin.clone() };
-    let in_force = AgentSettings { node_name: String::new(), plugin, reloadable, ..settings.clone() };
+    let kubelet = KubeletSettings { node_name: String::new(), ..settings.kubelet.clone() };
+    let in_force = AgentSettings { node_name: String::new(), kubelet, plugin, reloadable, ..settings.clone() };
     ConfigurationDigests { settings_sha256: sha256(format!("{in_force:?}").as_bytes()), files }
 }
 

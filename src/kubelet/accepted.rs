@@ -13,6 +13,7 @@
 //! | a pod no longer listed | removed: its UID is not used for the next pod of the name | `UID_NOT_REUSED` | the checkpoint and the log directories still have it |
 //! | all pods | fresh, after each connection | the first answer | the answer may be of a kubelet that has just started: it lists nothing, then some of its pods, then all |
 //! | | waiting: what an answer lists is accepted at once, nothing is removed, no pod is unconfirmed | the answer stays the same for `SETTLE`, or `SETTLE_EMPTY`; or `SETTLE_AT_LAST` | |
+//! | | waiting without a limit | the answer has pods of the API server, or nothing shows that accepted ones are left | until the kubelet reaches the API server, it lists only pods of manifests, while the others run on |
 //! | | settled: each answer is whole | the connection is lost or reopened | |
 //!
 //! | source of a UID | trusted | because |
@@ -30,15 +31,17 @@
 mod listed_pods;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::listed_pods::{ListedPods, OtherSources};
 use super::checkpoint::CheckpointFile;
-use super::claim_files::{ClaimDirectories, ClaimFiles};
+use super::claim_files::ClaimFiles;
 use super::pods::PodSources;
-use crate::domain::model::{Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodDirectory, PodRef};
+use super::watch::KubeletSettings;
+use crate::domain::model::{
+    Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodDirectory, PodRef, PodUid,
+};
 use crate::domain::periods::LISTS_NONE_AT_START;
 
 /// How long the UID of a removed pod is not used for the next pod of its name. It is limited: a pod from a
@@ -49,7 +52,7 @@ const LISTED_TWICE: Duration = Duration::from_millis(200);
 /// Two equal answers with this much time between them are accepted in full.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 /// An answer takes longer that has no accepted holder, nor another one: a kubelet that cannot reach its container runtime lists no pod,
-/// and one that cannot reach the API server those of its manifests.
+/// and one that cannot reach the API server those of its manifests. The limit is for where `lacks_api_pods` has no evidence.
 const SETTLE_EMPTY: Duration = LISTS_NONE_AT_START;
 /// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its
 /// pods.
@@ -63,17 +66,23 @@ pub(super) struct AcceptedAllocations {
     sources: PodSources,
     /// The last answer, unchanged.
     answer: Allocations,
+    /// Whether it lacks the pods of the API server; logged as it begins.
+    lacked_api_pods: bool,
+    /// With which the kubelet ends the name of a pod from a manifest.
+    manifest_suffix: String,
 }
 
 impl AcceptedAllocations {
-    pub fn new(device_plugin_directory: &Path, claim_directories: ClaimDirectories, sources: PodSources) -> Self {
+    pub fn new(settings: &KubeletSettings, sources: PodSources) -> Self {
         Self {
             settle: Settle::default(),
             pods: ListedPods::default(),
-            checkpoint: CheckpointFile::new(device_plugin_directory),
-            claim_files: ClaimFiles::new(claim_directories),
+            checkpoint: CheckpointFile::new(&settings.device_plugin_directory),
+            claim_files: ClaimFiles::new(settings.claim_directories.clone()),
             sources,
             answer: Allocations::default(),
+            lacked_api_pods: false,
+            manifest_suffix: format!("-{}", settings.node_name),
         }
     }
 
@@ -118,7 +127,25 @@ impl AcceptedAllocations {
         self.claim_files.complete(&mut answer, self.settle.accepted.as_deref()).await;
         let accepted = self.settle.accepted.as_deref();
         self.pods.track(now, &mut answer, accepted, (self.settle.is_settled(), is_new), &sources);
-        self.settle.observe(now, answer)
+        let lacks_api_pods = !self.settle.is_settled() && self.lacks_api_pods(&answer, &sources);
+        if !std::mem::replace(&mut self.lacked_api_pods, lacks_api_pods) && lacks_api_pods {
+            tracing::info!("the kubelet has no pods of the API server yet: the holders stay until it has");
+        }
+        self.settle.observe(now, answer, lacks_api_pods)
+    }
+
+    /// Whether the kubelet has no pods of the API server yet: `answer` has none, and an accepted one is left. Of a removed pod the
+    /// log directory goes, but devices may stay in the checkpoint: that counts only where log directories are not read.
+    fn lacks_api_pods(&self, answer: &Allocations, sources: &OtherSources<'_>) -> bool {
+        let is_of_manifest = |pod: &Pod| pod.reference.pod.ends_with(&self.manifest_suffix);
+        let logs_are_read = self.sources.logs.borrow().is_read();
+        let is_left = |pod: &Pod, uid: &PodUid| match sources.from_pod_logs.get(&pod.reference) {
+            Some(logged) => !logged.terminal && logged.uid_in_cgroups() == uid,
+            None => !logs_are_read && listed_pods::allocated_to(pod, sources.checkpoint).as_ref() == Some(uid),
+        };
+        let mut of_api = self.holders().filter(|pod| !is_of_manifest(pod));
+        answer.pods.iter().all(is_of_manifest)
+            && of_api.any(|pod| pod.uid.as_ref().is_some_and(|uid| is_left(pod, uid)))
     }
 
     /// The holders that have ended, or may have, between two states of the Pods API.
@@ -134,8 +161,11 @@ impl AcceptedAllocations {
                 (_, Some(false)) => false,
             }
         };
-        let holders = self.settle.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
-        holders.filter(has_ended).map(|pod| pod.reference.clone()).collect()
+        self.holders().filter(has_ended).map(|pod| pod.reference.clone()).collect()
+    }
+
+    fn holders(&self) -> impl Iterator<Item = &Pod> {
+        self.settle.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices())
     }
 }
 
@@ -170,15 +200,14 @@ impl Settle {
         matches!(self.state, SettleState::Settled)
     }
 
-    /// What is accepted after `answer`, given at `at`.
-    pub fn observe(&mut self, at: Monotonic, answer: Allocations) -> Arc<Allocations> {
+    /// What is accepted after `answer`, given at `at`. `lacks_api_pods`: it counts as the first one, unless one has settled.
+    pub fn observe(&mut self, at: Monotonic, answer: Allocations, lacks_api_pods: bool) -> Arc<Allocations> {
         let (first_answer, answer_since) = match &self.state {
             SettleState::Settled => (None, at),
-            SettleState::Fresh => (Some(at), at),
-            SettleState::Waiting { first_answer, answer: before, answer_since } if *before == answer => {
-                (Some(*first_answer), *answer_since)
+            SettleState::Waiting { first_answer, answer: before, answer_since } if !lacks_api_pods => {
+                (Some(*first_answer), if *before == answer { *answer_since } else { at })
             }
-            SettleState::Waiting { first_answer, .. } => (Some(*first_answer), at),
+            SettleState::Fresh | SettleState::Waiting { .. } => (Some(at), at),
         };
         let settled = first_answer.is_none_or(|first_answer| {
             let emptied = self.accepted.as_deref().is_some_and(|accepted| lacks_all_holders(&answer, accepted));

@@ -30,6 +30,8 @@ pub struct KubeletSettings {
     pub device_plugin_directory: PathBuf,
     /// The directories of the files of DRA drivers.
     pub claim_directories: ClaimDirectories,
+    /// The node's name in Kubernetes.
+    pub node_name: String,
     /// The limit of each call.
     pub deadline: Duration,
 }
@@ -144,11 +146,7 @@ impl KubeletWatch {
         }
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
-            accepted: AcceptedAllocations::new(
-                &settings.device_plugin_directory,
-                settings.claim_directories.clone(),
-                pods,
-            ),
+            accepted: AcceptedAllocations::new(&settings, pods),
             schedule: CallSchedule::new(clock.now().monotonic),
             settings,
             refresh_interval,
@@ -347,4 +345,4 @@ impl KubeletWatch {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -50,6 +50,7 @@ pub fn client_settings(root: &Path, deadline: Duration) -> KubeletSettings {
             cdi: root.join("cdi"),
             proc: root.join("proc"),
         },
+        node_name: "node".to_owned(),
         deadline,
     }
 }

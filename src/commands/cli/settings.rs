@@ -173,6 +173,7 @@ fn settings(options: &AgentOptions, reloadable: Reloadable) -> Result<AgentSetti
                 cdi: "/var/run/cdi".into(),
                 proc: proc_root.clone(),
             },
+            node_name: node_name.clone(),
             deadline: KUBELET_DEADLINE,
         },
         hardware: options.hardware(),

@@ -257,7 +257,7 @@ fn is_gone(uid: &PodUid, directory: &PodDirectory) -> bool {
 }
 
 /// The one pod that was given the devices which this one is listed with.
-fn allocated_to(pod: &Pod, checkpoint: &CheckpointAllocations) -> Option<PodUid> {
+pub fn allocated_to(pod: &Pod, checkpoint: &CheckpointAllocations) -> Option<PodUid> {
     let uids: BTreeSet<_> = device_keys(pod).filter_map(|key| checkpoint.pods.get(&key)).collect();
     let mut uids = uids.into_iter();
     let uid = uids.next()?;

@@ -80,11 +80,12 @@ fn directory(pods: &[(&str, bool)]) -> Arc<PodDirectory> {
 }
 
 /// Of a kubelet whose sockets and checkpoint are in this directory.
-fn settings(root: &Path) -> KubeletSettings {
+pub fn settings(root: &Path) -> KubeletSettings {
     KubeletSettings {
         pod_resources_socket: root.join("pod-resources/kubelet.sock"),
         device_plugin_directory: root.to_owned(),
         claim_directories: ClaimDirectories { plugins: PathBuf::new(), cdi: PathBuf::new(), proc: PathBuf::new() },
+        node_name: "node".to_owned(),
         deadline: Duration::from_secs(5),
     }
 }
