@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | `other_driver` | the kernel bound it to vfio-pci or nouveau, so NVIDIA's driver cannot have it | not served, with the UUID that the driver gave it before, else named by its address |
 //! | enumerated | the driver has its address or UUID, or is configured to ignore it | none |
-//! | `identified` | NVIDIA's kernel driver has its UUID | missing, with UUID and address |
+//! | `identified` | NVIDIA's kernel driver has its UUID | missing, with UUID and address; where another GPU has that UUID, it is named by its address |
 //! | `expected` | NVIDIA's driver has or had it, or serves one of its kind | missing; decision 3 names it |
 //! | `unclear` | it has no kernel driver: an old display card, or a GPU whose driver failed | not served; in decision 3 as `expected` where the kubelet has more UUIDs, or MIG devices, than the other cases explain |
 //!
@@ -192,7 +192,10 @@ impl MissingGpus {
     ) -> Vec<(Gpu, MissingGpu)> {
         let of_kubelet = self.only_of_kubelet(inventory, &on_bus.other_driver, kubelet);
         let OnlyOnBus { identified, expected, unclear, other_driver, .. } = on_bus;
-        let uuids: Vec<&GpuUuid> = of_kubelet.keys().copied().filter(|uuid| !identified.contains_key(*uuid)).collect();
+        // What the kubelet has by a UUID that several GPUs have is none of them.
+        let is_unknown =
+            |uuid: &&GpuUuid| !identified.contains_key(*uuid) && !inventory.duplicate_uuids.contains_key(*uuid);
+        let uuids: Vec<&GpuUuid> = of_kubelet.keys().copied().filter(is_unknown).collect();
         let has_unexplained_migs = !self.migs.is_empty() && identified.is_empty() && expected.is_empty();
         let is_explained = uuids.len() <= expected.len() && !has_unexplained_migs;
         if is_explained { other_driver } else { &mut *expected }.append(unclear);
@@ -200,7 +203,12 @@ impl MissingGpus {
             let ids = of_kubelet.get(uuid).map(|ids| (*ids).clone()).unwrap_or_default();
             missing_gpu(uuid.clone(), location, ids, one_of)
         };
-        let mut found: Vec<_> = identified.iter().map(|(uuid, location)| missing(uuid, Some(location), &[])).collect();
+        let mut found = vec![];
+        for (uuid, locations) in &*identified {
+            let is_shared = locations.len() > 1 || inventory.gpus.contains_key(uuid);
+            let name = |at: &PciBusId| if is_shared { GpuUuid::of_address(at) } else { uuid.clone() };
+            found.extend(locations.iter().map(|location| missing(&name(location.0), Some(location), &[])));
+        }
         match (uuids.as_slice(), expected.as_slice()) {
             ([uuid], [location]) => found.push(missing(uuid, Some(location), &[])),
             ([], places) => found.extend(places.iter().map(|at| missing(&GpuUuid::of_address(at.0), Some(at), &[]))),
@@ -266,7 +274,7 @@ type BusLocation<'a> = (&'a PciBusId, &'a BusGpu);
 #[derive(Default)]
 struct OnlyOnBus<'a> {
     other_driver: Vec<BusLocation<'a>>,
-    identified: BTreeMap<GpuUuid, BusLocation<'a>>,
+    identified: BTreeMap<GpuUuid, Vec<BusLocation<'a>>>,
     expected: Vec<BusLocation<'a>>,
     unclear: Vec<BusLocation<'a>>,
     /// There are GPUs on the bus, and none is `identified` or `expected`.
@@ -281,6 +289,10 @@ impl<'a> OnlyOnBus<'a> {
         let products: BTreeSet<_> = enumerated.filter_map(|(_, gpu)| gpu.pci_device_id.as_ref()).collect();
         let mut here = Self::default();
         let mut without_address = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
+        let is_where_listed = |known: &Gpu| {
+            let on_bus = known.pci_bus_id.as_ref().filter(|at| bus.is_some_and(|bus| bus.on_bus.contains_key(*at)));
+            on_bus.and_then(|at| gpu_at(inventory, at)).is_some_and(|there| there.uuid == known.uuid)
+        };
         for (address, gpu) in gpus_on_bus() {
             let known = gpu_at(inventory, address);
             let is_of_kind = gpu.pci_device_id.as_ref().is_some_and(|product| products.contains(product));
@@ -289,8 +301,10 @@ impl<'a> OnlyOnBus<'a> {
             match &gpu.uuid {
                 _ if has_other_driver => here.other_driver.push((address, gpu)),
                 _ if known.is_some() || gpu.excluded => {}
-                Some(uuid) if inventory.gpus.contains_key(uuid) => without_address = without_address.saturating_sub(1),
-                Some(uuid) => drop(here.identified.insert(uuid.clone(), (address, gpu))),
+                Some(uuid) if inventory.gpus.get(uuid).is_some_and(|known| !is_where_listed(known)) => {
+                    without_address = without_address.saturating_sub(1);
+                }
+                Some(uuid) => here.identified.entry(uuid.clone()).or_default().push((address, gpu)),
                 None if gpu.is_of_nvidia() || served.contains(address) || is_of_kind => {
                     here.expected.push((address, gpu));
                 }
@@ -323,12 +337,15 @@ fn missing_gpu(
     ids: DeviceIds,
     one_of: &[BusLocation<'_>],
 ) -> (Gpu, MissingGpu) {
+    let (mut reason, mut known) = ("the driver does not list it".to_owned(), vec![]);
     let mut gpu = Gpu::not_present(uuid);
-    let mut known = vec![];
     if let Some((address, on_bus)) = location {
         let driver = on_bus.kernel_driver.as_deref().map_or("no kernel driver".into(), |name| format!("driver {name}"));
         known.push(format!("the PCI bus has it at {address} ({driver})"));
         gpu.pci_bus_id = Some((*address).clone());
+        if let Some(shared) = on_bus.uuid.as_ref().filter(|of_kernel| **of_kernel != gpu.uuid) {
+            reason = format!("another GPU has the same UUID, {shared}, so they cannot be distinguished");
+        }
         (gpu.model, gpu.minor, gpu.numa_node) = (on_bus.model.clone(), on_bus.minor, on_bus.numa_node);
     }
     if !one_of.is_empty() {
@@ -340,7 +357,7 @@ fn missing_gpu(
         known.push(format!("the kubelet has it as {}", resources.join(", ")));
     }
     let missing = MissingGpu {
-        detail: format!("the driver does not list it: {}", known.join("; ")).into(),
+        detail: format!("{reason}: {}", known.join("; ")).into(),
         mig_devices: BTreeSet::new(),
         kubelet_ids: ids,
     };

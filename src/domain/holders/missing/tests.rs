@@ -51,6 +51,31 @@ fn the_kernel_driver_identifies_missing_gpus() {
 }
 
 #[test]
+fn gpus_of_one_uuid_are_missing_by_their_addresses() {
+    let twins = |listed: &[usize], on_bus: &[usize]| {
+        let mut state = hardware(listed, on_bus);
+        for (at, gpu) in &mut state.node_devices.as_mut().unwrap().on_bus {
+            gpu.uuid = (*at != address(0)).then(|| GpuUuid::new(uuid(1)));
+        }
+        state
+    };
+    let names = |numbers: &[usize]| -> Vec<_> {
+        numbers.iter().map(|number| (format!("PCI-{}", address(*number)), at(*number))).collect()
+    };
+    let mut unnamed = hardware(&[0], &[0, 1, 2]);
+    Arc::make_mut(&mut unnamed.inventory).duplicate_uuids = [(GpuUuid::new(uuid(1)), vec![1, 2])].into();
+    for kubelet in [KubeletState::default(), held("nvidia.com/gpu", &[&uuid(1)])] {
+        let state = complete(twins(&[0], &[0, 1, 2]), &kubelet);
+        assert_eq!(missing(&state), names(&[1, 2]), "the driver lists both or none");
+        let detail = &state.inventory.missing[&"PCI-0000:02:00.0".into()].detail;
+        assert!(detail.starts_with("another GPU has the same UUID, GPU-"), "{detail}");
+        assert_eq!(missing(&complete(unnamed.clone(), &kubelet)), names(&[1, 2]), "the kernel driver names none");
+        assert_eq!(missing(&complete(twins(&[0, 1], &[0, 1, 2]), &kubelet)), names(&[2]), "one is read");
+        assert_eq!(missing(&complete(twins(&[0, 1], &[0, 2]), &kubelet)), [], "it is at another address now");
+    }
+}
+
+#[test]
 fn a_card_that_the_driver_does_not_serve_is_missing_only_with_evidence() {
     let old = || bus_gpu(None, "1288");
     let none = KubeletState::default();
