@@ -97,13 +97,10 @@ impl AcceptedAllocations {
     /// The same after an answer about one pod; the others are as they were. `None`: the kubelet has no such active pod.
     /// Not an answer of `List`: the versions of the checkpoint stay.
     pub async fn observe_pod(&mut self, now: Monotonic, reference: &PodRef, pod: Option<Pod>) -> Arc<Allocations> {
-        let mut pods: BTreeMap<PodRef, Pod> =
-            std::mem::take(&mut self.answer.pods).into_iter().map(|pod| (pod.reference.clone(), pod)).collect();
-        match pod {
-            Some(pod) => drop(pods.insert(reference.clone(), pod)),
-            None => drop(pods.remove(reference)),
-        }
-        self.answer.pods = pods.into_values().collect();
+        let pods = &mut self.answer.pods;
+        pods.retain(|listed| listed.reference != *reference);
+        pods.extend(pod);
+        pods.sort_by(|one, other| one.reference.cmp(&other.reference));
         self.accept(now, false).await
     }
 

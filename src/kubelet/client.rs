@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-pub use call_error::{CallError, CallErrorCode};
+pub use call_error::CallError;
 pub(super) use call_error::{chain, explain};
 
 use crate::domain::model::{

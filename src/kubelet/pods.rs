@@ -6,17 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tonic::{Code, Request, Status, Streaming};
 
-use super::client::{chain, explain};
+use super::client::{CallError, chain, dial, explain};
 use super::pod_logs;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
@@ -65,10 +63,8 @@ impl Default for PodSources {
 enum WatchError {
     #[error("this kubelet has no Pods API")]
     NotServed,
-    #[error("no permission to connect to {0}: run as uid 0")]
-    PermissionDenied(PathBuf),
-    #[error("{0} cannot be connected to ({1}); retrying")]
-    Unavailable(PathBuf, String),
+    #[error(transparent)]
+    NotConnected(CallError),
     #[error("{0} did not send its pods within {SYNC_DEADLINE:?}; retrying")]
     Late(PathBuf),
     #[error("the watch of pods ended ({0}); retrying")]
@@ -134,13 +130,11 @@ impl PodsApiWatch {
     }
 
     async fn open(&self) -> Result<Streaming<WatchPodsEvent>, WatchError> {
-        let socket = || self.settings.socket.clone();
-        let stream = UnixStream::connect(&self.settings.socket).await.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => WatchError::NotServed,
-            io::ErrorKind::PermissionDenied => WatchError::PermissionDenied(socket()),
-            _ => WatchError::Unavailable(socket(), error.to_string()),
+        let stream = dial(&self.settings.socket, SYNC_DEADLINE).await.map_err(|error| match error {
+            CallError::SocketMissing(_) => WatchError::NotServed,
+            error => WatchError::NotConnected(error),
         })?;
-        let channel = channel_over(stream).await.map_err(|error| WatchError::Unavailable(socket(), chain(&error)))?;
+        let channel = channel_over(stream).await.map_err(|error| WatchError::Ended(chain(&error)))?;
         let mut client = PodsClient::new(channel).max_decoding_message_size(MESSAGE_LIMIT);
         Ok(client.watch_pods(Request::new(WatchPodsRequest {})).await.map_err(|status| ended(&status))?.into_inner())
     }

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use strum::IntoEnumIterator;
+use strum::{IntoEnumIterator, VariantNames};
 use tokio::sync::{Notify, watch};
 
 use super::accepted::AcceptedAllocations;
 use super::claim_files::ClaimDirectories;
-use super::client::{CallError, CallErrorCode, Client};
+use super::client::{CallError, Client};
 use super::pods::PodSources;
 use super::schedule::{CallSchedule, NextCall, PendingAllocations};
 use super::trigger::{FileEvents, Trigger};
@@ -142,7 +142,7 @@ impl KubeletWatch {
         }
         for method in METHODS {
             state.counters.durations.insert(method, DurationHistogram::default());
-            state.counters.errors.insert(method, CallErrorCode::iter().map(|code| (code.into_str(), 0)).collect());
+            state.counters.errors.insert(method, CallError::VARIANTS.iter().map(|code| (*code, 0)).collect());
         }
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
@@ -219,7 +219,7 @@ impl KubeletWatch {
                 self.publish();
             }
             Err(error) => {
-                tracing::debug!(code = error.code().into_str(), "{error}");
+                tracing::debug!(code = error.into_str(), "{error}");
                 self.schedule.get_failed(now.monotonic);
             }
         }
@@ -281,7 +281,7 @@ impl KubeletWatch {
                 self.state.settled &= !error.lost_connection();
                 let problem = error.to_string();
                 if self.state.problem.as_deref() != Some(&problem) {
-                    tracing::warn!(code = error.code().into_str(), "{problem}");
+                    tracing::warn!(code = error.into_str(), "{problem}");
                     self.state.problem = Some(problem.into());
                 }
                 self.schedule.list_failed();
@@ -309,7 +309,7 @@ impl KubeletWatch {
             // List fails too and is called more often: one failure, one log line.
             Err(error) => {
                 self.schedule.allocatable_failed(now.monotonic);
-                tracing::debug!(code = error.code().into_str(), "{error}");
+                tracing::debug!(code = error.into_str(), "{error}");
             }
         }
         self.publish();
@@ -328,7 +328,7 @@ impl KubeletWatch {
         let counters = &mut self.state.counters;
         counters.durations.entry(method).or_default().observe(now.monotonic.since(started.monotonic));
         if let Some(error) = error {
-            *counters.errors.entry(method).or_default().entry(error.code().into_str()).or_default() += 1;
+            *counters.errors.entry(method).or_default().entry(error.into_str()).or_default() += 1;
             if let CallError::Unimplemented(method) = error {
                 self.unimplemented.insert(method);
             }

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use strum::{EnumIter, IntoStaticStr};
+use strum::{IntoStaticStr, VariantNames};
 use tonic::{Code, Status};
 
 use super::MESSAGE_LIMIT;
@@ -15,16 +15,19 @@ use crate::words;
 /// Characters of a foreign error message.
 const LONGEST_REASON: usize = 500;
 
-/// Why a call failed. The message has the remedy.
-#[derive(Debug, thiserror::Error)]
+/// Why a call failed. The message has the remedy; as a static string it is the `code` label.
+#[derive(Debug, thiserror::Error, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum CallError {
     #[error("there is no socket {0}: is the kubelet running, and is its directory mounted here (see --kubelet-root)?")]
+    #[strum(serialize = "unavailable")]
     SocketMissing(PathBuf),
-    #[error("{0} is not a socket: point --pod-resources-socket at the kubelet's")]
+    #[error("{0} is not a socket: point --pod-resources-socket or --kubelet-root at the kubelet's")]
     NotASocket(PathBuf),
     #[error("no permission to connect to {0}: its directory belongs to root (0750), so run as uid 0")]
     PermissionDenied(PathBuf),
     #[error("no process listens on {0}: the kubelet is down or restarting; retrying")]
+    #[strum(serialize = "unavailable")]
     Refused(PathBuf),
     #[error("the connection to {socket} broke ({reason}); retrying")]
     Unavailable { socket: PathBuf, reason: String },
@@ -46,21 +49,6 @@ pub enum CallError {
     Other { method: &'static str, code: Code, message: String },
 }
 
-/// The `code` label of failed calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, IntoStaticStr)]
-#[strum(serialize_all = "snake_case", const_into_str)]
-pub enum CallErrorCode {
-    Unavailable,
-    NotASocket,
-    PermissionDenied,
-    DeadlineExceeded,
-    RateLimited,
-    Unimplemented,
-    TooLarge,
-    Malformed,
-    Other,
-}
-
 impl CallError {
     /// The failure of `method`, by the status with which it ended.
     pub(super) fn of_status(status: &Status, method: &'static str, socket: PathBuf) -> Self {
@@ -80,21 +68,6 @@ impl CallError {
                 }
             }
             code => Self::Other { method, code, message: reason() },
-        }
-    }
-
-    /// The value of the `code` label.
-    pub fn code(&self) -> CallErrorCode {
-        match self {
-            Self::SocketMissing(_) | Self::Refused(_) | Self::Unavailable { .. } => CallErrorCode::Unavailable,
-            Self::NotASocket(_) => CallErrorCode::NotASocket,
-            Self::PermissionDenied(_) => CallErrorCode::PermissionDenied,
-            Self::DeadlineExceeded { .. } => CallErrorCode::DeadlineExceeded,
-            Self::RateLimited(_) => CallErrorCode::RateLimited,
-            Self::Unimplemented(_) => CallErrorCode::Unimplemented,
-            Self::TooLarge { .. } => CallErrorCode::TooLarge,
-            Self::Malformed { .. } => CallErrorCode::Malformed,
-            Self::Other { .. } => CallErrorCode::Other,
         }
     }
 
