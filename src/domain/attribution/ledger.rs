@@ -164,7 +164,7 @@ impl Ledger {
             };
             let (gap, interval) = device.clock.advance(&readings.totals, divided, mig.is_some());
             if let Some(gap) = gap {
-                device.add_gap(&gap, unmeasured(known_gpu).as_ref(), now, &mut self.audit);
+                device.add_gap(&gap, unmeasured(known_gpu).as_ref(), now);
             }
             let increases = device.used_sm_time.advance(processes, &readings.totals);
             device.account(&interval, increases, mig.as_ref(), now, &mut self.audit);
@@ -172,7 +172,7 @@ impl Ledger {
         for (gpu, device) in &mut self.devices {
             let held = device.accounts.values().any(|holder| !holder.is_final());
             if held && let Some(gap) = device.clock.skip_late(now.monotonic, self.readings_late) {
-                device.add_gap(&gap, unmeasured(observation.inventory.gpus.get(gpu)).as_ref(), now, &mut self.audit);
+                device.add_gap(&gap, unmeasured(observation.inventory.gpus.get(gpu)).as_ref(), now);
             }
         }
     }

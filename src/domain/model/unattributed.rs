@@ -41,7 +41,8 @@ pub struct Divided {
 pub enum UnattributedReason {
     /// Memory of the driver: that of no process, and that of the MPS server.
     Driver,
-    /// Use of unknown or other owners, read just after an allocation on the GPU ended: it may belong to that one.
+    /// Use of unknown or other owners, read just after an allocation on the GPU ended: it may belong to that one. Energy of a gap in
+    /// which a container held the GPU whose account is removed.
     Ended,
     /// Use by processes of no pod.
     Host,

@@ -192,6 +192,12 @@ impl HolderAccount {
             account.last_active = None;
         }
     }
+
+    /// Adds energy of the last gap. It may come after the holding's other counters are final: scrapes then have to read these again.
+    pub fn add_gap_energy(&mut self, joules: f64) {
+        add_known(&mut self.account.counters.energy_joules, Some(joules));
+        self.final_since_scrape = None;
+    }
 }
 
 /// Whether all fields are equal except `attribution`, which `present` sets.

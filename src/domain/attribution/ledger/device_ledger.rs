@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::account::{AccountEntry, HolderAccount};
-use super::gap::GapSeconds;
+use super::gap::{GapEnergy, GapSeconds};
 use super::interval::{DeviceClock, Gap, IdlePower, InstanceActivity, Interval, is_nothing};
 use super::parts::{Audit, Part, add_known, reason_or_ended};
 use super::segments::{HeldTime, WeightedInterval, cut};
@@ -71,6 +71,9 @@ impl DeviceLedger {
         now: Moment,
         audit: &mut Audit,
     ) {
+        if let Some(joules) = interval.gap_energy_joules {
+            self.add_gap_energy(joules, audit);
+        }
         self.add_unattributed(interval, increases.is_some());
         let by_server =
             |(process, sm_seconds): &(&OwnedProcess, f64)| process.owner == Owner::MpsServer && *sm_seconds > 0.0;
@@ -144,35 +147,36 @@ impl DeviceLedger {
 
     pub fn remove_account(&mut self, key: &HoldingKey) {
         self.accounts.remove(key);
-        self.gap_seconds.release(key);
+        self.gap_seconds.remove_account(key);
     }
 
-    /// Adds a gap as allocated and uncovered time. Its end has its energy; without it, the energy is in no total.
-    pub fn add_gap(&mut self, gap: &Gap, mig: Option<&MigWeights<'_>>, now: Moment, audit: &mut Audit) {
-        if gap.to > gap.from {
-            let (held_times, accounts) = drain_held_times(&mut self.accounts, gap.from, gap.to);
-            let segments = cut((gap.from, gap.to), &held_times, None, mig);
-            segments.iter().for_each(|segment| self.gap_seconds.add(segment, &held_times));
-            for (account, time) in accounts.into_iter().zip(&held_times) {
-                account.add(&AccountEntry::unused(&time.spans), None, gap.to, now);
-            }
+    /// Adds the time of a gap as allocated and uncovered. Its energy comes with a reading.
+    pub fn add_gap(&mut self, gap: &Gap, mig: Option<&MigWeights<'_>>, now: Moment) {
+        if gap.begins {
+            self.gap_seconds = GapSeconds::default();
         }
-        if !gap.ends {
+        if gap.to <= gap.from {
             return;
         }
-        let seconds = std::mem::take(&mut self.gap_seconds);
-        let Some(joules) = gap.energy_joules else { return };
-        let energy = seconds.divide(joules, self.idle_power.watts());
-        let parts = energy.holders.values().copied().chain([energy.idle, energy.unknown]);
-        audit.check(DividedQuantity::Energy, joules, parts);
-        for (key, joules) in energy.holders {
+        let (held_times, accounts) = drain_held_times(&mut self.accounts, gap.from, gap.to);
+        let segments = cut((gap.from, gap.to), &held_times, None, mig);
+        segments.iter().for_each(|segment| self.gap_seconds.add(segment, &held_times));
+        for (account, time) in accounts.into_iter().zip(&held_times) {
+            account.add(&AccountEntry::unused(&time.spans), None, gap.to, now);
+        }
+    }
+
+    fn add_gap_energy(&mut self, joules: f64, audit: &mut Audit) {
+        let GapEnergy { holders, unattributed } = self.gap_seconds.divide(joules, self.idle_power.watts());
+        audit.check(DividedQuantity::Energy, joules, holders.values().chain(unattributed.values()).copied());
+        for (key, joules) in holders {
             if let Some(holder) = self.accounts.get_mut(&key) {
-                add_known(&mut holder.account.counters.energy_joules, Some(joules));
+                holder.add_gap_energy(joules);
             }
         }
-        let unattributed = &mut self.unattributed.energy_joules;
-        *unattributed.entry(UnattributedReason::Idle).or_default() += energy.idle;
-        *unattributed.entry(UnattributedReason::Unknown).or_default() += energy.unknown;
+        for (reason, joules) in unattributed {
+            *self.unattributed.energy_joules.entry(reason).or_default() += joules;
+        }
     }
 }
 

@@ -1,33 +1,32 @@
-//! The energy of a gap: of time in which the device was not read. In: its segments as the clock passes over them, and the
-//! joules once it has ended. Out: the joules by holder. Does not use accounts, and does not decide what a gap is
+//! The energy of a gap: of time in which the device was not read. In: its segments as the clock passes over them, and its joules,
+//! with the reading that ends it or a later one. Out: the joules by holder. Does not use accounts, and does not decide what a gap is
 //! (`DeviceClock`).
 //!
-//! | step | when |
-//! |---|---|
-//! | `add` | readings are late, or the first reading after the gap shows its end |
-//! | `release` | an account is removed |
-//! | `divide` | the first reading after the gap: only this has its energy |
+//! The seconds of a gap are kept until the next one begins. Energy that the totals have then is not known to be of the earlier gap: it
+//! is divided with that of the later one.
 
 use std::collections::BTreeMap;
 
 use super::segments::{HeldTime, IntervalSegment, ROUNDING};
 use crate::domain::holders::HoldingKey;
+use crate::domain::model::UnattributedReason;
 
-/// The seconds of a gap so far.
+/// The seconds of the last gap.
 #[derive(Debug, Default)]
 pub struct GapSeconds {
     seconds: f64,
     /// The seconds whose energy each account gets.
     holders: BTreeMap<HoldingKey, f64>,
+    /// Those of accounts that have been removed.
+    removed_seconds: f64,
 }
 
 /// The joules of a gap.
 #[derive(Debug, Default)]
 pub struct GapEnergy {
     pub holders: BTreeMap<HoldingKey, f64>,
-    /// The joules of time without a holder, up to the board's idle power.
-    pub idle: f64,
-    pub unknown: f64,
+    /// Of time without a holder: `idle` up to the board's idle power, and `unknown`. Of holders whose accounts are removed: `ended`.
+    pub unattributed: BTreeMap<UnattributedReason, f64>,
 }
 
 impl GapSeconds {
@@ -40,24 +39,25 @@ impl GapSeconds {
         }
     }
 
-    /// Removes an account: its seconds have no holder then.
-    pub fn release(&mut self, key: &HoldingKey) {
-        self.holders.remove(key);
+    pub fn remove_account(&mut self, key: &HoldingKey) {
+        self.removed_seconds += self.holders.remove(key).unwrap_or(0.0);
     }
 
-    /// Divides the gap's energy by its seconds.
-    pub fn divide(self, joules: f64, idle_watts: Option<f64>) -> GapEnergy {
+    /// Divides joules by its seconds; of a gap without any they are `unknown`.
+    pub fn divide(&self, joules: f64, idle_watts: Option<f64>) -> GapEnergy {
+        use UnattributedReason::{Ended, Idle, Unknown};
         if self.seconds <= 0.0 {
-            return GapEnergy { unknown: joules, ..GapEnergy::default() };
+            return GapEnergy { unattributed: [(Unknown, joules)].into(), ..GapEnergy::default() };
         }
         let watts = joules / self.seconds;
         let idle_watts = idle_watts.unwrap_or(0.0).min(watts);
-        let unheld = self.seconds - self.holders.values().sum::<f64>();
+        let unheld = self.seconds - self.holders.values().sum::<f64>() - self.removed_seconds;
         let unheld = if unheld > ROUNDING * self.seconds { unheld } else { 0.0 };
-        GapEnergy {
-            holders: self.holders.into_iter().map(|(key, seconds)| (key, seconds * watts)).collect(),
-            idle: unheld * idle_watts,
-            unknown: unheld * (watts - idle_watts),
+        let mut unattributed = BTreeMap::from([(Idle, unheld * idle_watts), (Unknown, unheld * (watts - idle_watts))]);
+        if self.removed_seconds > 0.0 {
+            unattributed.insert(Ended, self.removed_seconds * watts);
         }
+        let holders = self.holders.iter().map(|(key, seconds)| (key.clone(), seconds * watts)).collect();
+        GapEnergy { holders, unattributed }
     }
 }

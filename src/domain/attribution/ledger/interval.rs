@@ -12,8 +12,8 @@ pub fn is_nothing(seconds: f64) -> bool {
     seconds < 1e-9
 }
 
-/// Decides which time of one device is covered, uncovered or a gap. Has the time up to which the device is accounted, and its
-/// totals then.
+/// Decides which time of one device is covered, uncovered or a gap, by what `DeviceTotals` promises. Has the time up to which the
+/// device is accounted, and its totals then.
 ///
 /// | time | kind |
 /// |---|---|
@@ -34,20 +34,14 @@ pub struct DeviceClock {
 }
 
 /// The kind of the time that a device clock moved over last.
-///
-/// | event | to |
-/// |---|---|
-/// | readings are late | `OpenGap` |
-/// | a reading with an interval since the clock last moved | `Interval` |
-/// | a reading with a gap alone | `EndedGap` |
-/// | the first reading, of no later time than the holdings | `Nothing` |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum AccountedTime {
+    /// At the end an interval, or nothing: the first reading may be of no later time than the holdings.
     #[default]
-    Nothing,
-    Interval,
-    /// The next reading ends it, and may have its energy.
+    Read,
+    /// Readings are late. The next one ends the gap.
     OpenGap,
+    /// A gap that a reading has ended.
     EndedGap,
 }
 
@@ -57,10 +51,8 @@ enum AccountedTime {
 pub struct Gap {
     pub from: Monotonic,
     pub to: Monotonic,
-    /// Whether it ends: all of its energy is in this reading, or unknown.
-    pub ends: bool,
-    /// The energy of the whole gap, which may have begun before `from`. `None`: the totals do not have it.
-    pub energy_joules: Option<f64>,
+    /// Whether it is not the rest of a gap that was accounted while readings were late.
+    pub begins: bool,
 }
 
 /// The time without a gap between two readings; it may be empty.
@@ -70,6 +62,8 @@ pub struct Interval {
     pub to: Monotonic,
     pub busy_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
+    /// The energy of the last gap, of which a part may have come with an earlier reading. `None`: this reading has none.
+    pub gap_energy_joules: Option<f64>,
     /// The part of its time for which there are no samples.
     pub uncovered_seconds: f64,
     /// The busy seconds of time that can no longer be attributed.
@@ -115,8 +109,8 @@ impl DeviceClock {
             return None;
         }
         let from = std::mem::replace(&mut self.accounted, now);
-        self.last = AccountedTime::OpenGap;
-        Some(Gap { from, to: now, ends: false, energy_joules: None })
+        let before = std::mem::replace(&mut self.last, AccountedTime::OpenGap);
+        Some(Gap { from, to: now, begins: before != AccountedTime::OpenGap })
     }
 
     /// Advances to a reading. Returns the time since the clock last moved, as the end of a gap and the interval after it.
@@ -125,12 +119,11 @@ impl DeviceClock {
     /// | the totals have a new gap | the last reading | gap | interval | energy of gaps | other energy |
     /// |---|---|---|---|---|---|
     /// | either | none | all | empty | none: the totals begin now | unattributed |
-    /// | no | accounted | none | all | unattributed: its gap has ended | the interval's |
+    /// | no | accounted | none | all | the last gap's | the interval's |
     /// | no | late: in `OpenGap` | all | empty | the gap's | the gap's |
     /// | yes | either | up to the end of the new gap | the rest | the gap's | the interval's; with an empty rest the gap's |
     ///
-    /// The totals may have the energy of a gap a reading after the gap itself: where the driver's counter could not be read
-    /// at its end, or had a wrong value. Busy time is of the interval.
+    /// Busy time is of the interval.
     pub fn advance(
         &mut self,
         totals: &DeviceTotals,
@@ -146,18 +139,15 @@ impl DeviceClock {
         } else {
             (last_reading.is_none() || self.last == AccountedTime::OpenGap).then_some(to)
         };
-        let mut gap = gap_until.map(|to| Gap { from, to, ends: true, energy_joules: None });
+        let gap = gap_until.map(|to| Gap { from, to, begins: self.last != AccountedTime::OpenGap });
         let start = gap_until.unwrap_or(from);
-        self.last = match self.last {
-            _ if start < to => AccountedTime::Interval,
-            AccountedTime::Nothing if to <= from => AccountedTime::Nothing,
-            _ => AccountedTime::EndedGap,
-        };
+        let is_read = start < to || (to <= from && self.last == AccountedTime::Read);
+        self.last = if is_read { AccountedTime::Read } else { AccountedTime::EndedGap };
         let uncovered = totals.uncovered_seconds - uncovered_before - (totals.gaps.seconds - before.seconds);
         let uncovered_seconds = uncovered.max(0.0).min(to.since(start).as_secs_f64());
         let mut interval = Interval { from: start, to, uncovered_seconds, ..Interval::default() };
         let of_gaps = totals.gaps.energy_joules - before.energy_joules;
-        self.set_energy(divided.energy_joules, of_gaps, gap.as_mut(), &mut interval);
+        self.set_energy(divided.energy_joules, of_gaps, gap.is_some(), &mut interval);
         self.set_busy(divided.busy_seconds, &mut interval);
         if is_partitioned {
             interval.uncovered_seconds = 0.0;
@@ -165,7 +155,7 @@ impl DeviceClock {
         (gap, interval)
     }
 
-    fn set_energy(&mut self, total: Option<f64>, of_gaps: f64, gap: Option<&mut Gap>, interval: &mut Interval) {
+    fn set_energy(&mut self, total: Option<f64>, of_gaps: f64, has_gap: bool, interval: &mut Interval) {
         let Some(total) = total else { return };
         let Some(before) = self.divided.energy_joules.replace(total) else {
             // A total starts when it is first read: its value then is unattributed.
@@ -176,10 +166,7 @@ impl DeviceClock {
         let is_empty = interval.from == interval.to;
         let of_gaps = if is_empty { energy } else { of_gaps.clamp(0.0, energy) };
         interval.energy_joules = (!is_empty).then_some(energy - of_gaps);
-        match gap {
-            Some(gap) => gap.energy_joules = Some(of_gaps),
-            None => interval.unattributed_energy_joules = of_gaps,
-        }
+        interval.gap_energy_joules = (has_gap || of_gaps > 0.0).then_some(of_gaps);
     }
 
     /// Sets the busy time. What the driver reports of a gap is unattributed: its time is neither busy nor idle.
@@ -264,7 +251,7 @@ mod tests {
     #[test]
     fn each_event_moves_a_clock_to_its_kind_of_time() {
         let at = Monotonic::from_secs;
-        let gap = |from, to, ends| Some(Gap { from: at(from), to: at(to), ends, energy_joules: None });
+        let gap = |from, to, begins| Some(Gap { from: at(from), to: at(to), begins });
         let read = |clock: &mut DeviceClock, until, gap_until| {
             let gaps = ReadingGaps { until: at(gap_until), ..ReadingGaps::default() };
             let totals = DeviceTotals { complete_until: at(until), gaps, ..DeviceTotals::default() };
@@ -275,10 +262,11 @@ mod tests {
         assert_eq!(clock.skip_late(at(15), Duration::from_secs(5)), None);
         assert_eq!(read(&mut clock, 16, 0), (gap(10, 16, true), (at(16), at(16)), true), "the first reading");
         assert_eq!(read(&mut clock, 20, 0), (None, (at(16), at(20)), false), "an interval");
-        assert_eq!(clock.skip_late(at(26), Duration::from_secs(5)), gap(20, 26, false), "late");
+        assert_eq!(clock.skip_late(at(26), Duration::from_secs(5)), gap(20, 26, true), "late");
+        assert_eq!(clock.skip_late(at(32), Duration::from_secs(5)), gap(26, 32, false), "still late");
         assert!(clock.is_in_gap() && clock.has_accounted(at(25)));
-        assert_eq!(read(&mut clock, 28, 0), (gap(26, 28, true), (at(28), at(28)), true), "the end of late readings");
-        assert_eq!(read(&mut clock, 40, 36), (gap(28, 36, true), (at(36), at(40)), false), "a gap of the totals");
+        assert_eq!(read(&mut clock, 34, 0), (gap(32, 34, false), (at(34), at(34)), true), "the end of late readings");
+        assert_eq!(read(&mut clock, 40, 36), (gap(34, 36, true), (at(36), at(40)), false), "a gap of the totals");
         let mut clock = DeviceClock::starting(at(10));
         assert_eq!(read(&mut clock, 9, 0), (gap(10, 9, true), (at(9), at(9)), false), "read before it is held");
     }

@@ -22,6 +22,17 @@ impl OneDeviceLedger {
         self.tick(milliseconds)
     }
 
+    /// Reads a gap since the last reading, with so many joules in total.
+    fn end_gap(&mut self, milliseconds: u64, energy: f64) -> Vec<Account> {
+        let until = monotonic(milliseconds);
+        let last = self.readings[&GPU.into()].totals.clone();
+        let seconds = last.gaps.seconds + until.since(last.complete_until).as_secs_f64();
+        let energy_joules = last.gaps.energy_joules + energy - last.energy_joules.unwrap();
+        let gaps = ReadingGaps { seconds, energy_joules, until };
+        self.totals = DeviceTotals { uncovered_seconds: seconds, gaps, ..DeviceTotals::default() };
+        self.read(milliseconds, Some(0.0), Some(energy))
+    }
+
     fn tick(&mut self, milliseconds: u64) -> Vec<Account> {
         self.observe(milliseconds).accounts
     }
@@ -29,6 +40,10 @@ impl OneDeviceLedger {
 
 fn exclusive(pods: &[&str]) -> Holdings {
     holdings(pods, GPU, SharingForm::Exclusive, 1.0)
+}
+
+fn energies(accounts: &[Account]) -> Vec<(&str, f64)> {
+    accounts.iter().map(|one| (&*one.container.pod, one.counters.energy_joules.unwrap())).collect()
 }
 
 /// A pod with its GPU time held, busy time, idle time and energy.
@@ -77,16 +92,48 @@ fn a_release_of_the_driver_is_not_idle_time() {
 }
 
 #[test]
-fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
+fn energy_of_a_gap_reported_later_is_that_of_its_holders_and_not_of_the_time_after_it() {
     let mut case = OneDeviceLedger::held(Some(0.0));
-    let gaps = ReadingGaps { seconds: 45.0, energy_joules: 0.0, until: monotonic(45_000) };
-    case.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
-    case.read(45_000, Some(0.0), Some(0.0));
+    case.relate(15_000, exclusive(&["b"]));
+    case.end_gap(45_000, 0.0);
     case.totals.gaps.energy_joules = 13_500.0;
     let accounts = case.read(46_000, Some(0.0), Some(13_570.0));
-    assert_eq!(accounts[0].counters.energy_joules, Some(70.0));
-    assert_eq!(case.unattributed[0].energy_joules[&UnattributedReason::Unknown], 13_500.0);
+    assert_eq!(energies(&accounts), [("a", 4500.0), ("b", 9070.0)]);
+    assert_eq!(case.unattributed[0].energy_joules[&UnattributedReason::Unknown], 0.0);
     assert_eq!(case.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), Some(70.0));
+    case.end_gap(50_000, 13_570.0);
+    case.totals.gaps.energy_joules = 14_000.0;
+    let accounts = case.read(51_000, Some(0.0), Some(14_070.0));
+    assert_eq!(energies(&accounts), [("a", 4500.0), ("b", 9570.0)], "that of a later gap");
+}
+
+/// The pod holds the device for ten seconds of a gap. The reading after the gap comes when its series are due to be removed.
+#[test]
+fn energy_of_a_gap_that_comes_after_the_end_of_a_holding_is_read_by_two_scrapes() {
+    let mut case = OneDeviceLedger::held(Some(0.0));
+    case.relate(10_000, exclusive(&[]));
+    case.tick(16_000);
+    case.tick(200_000);
+    case.retention.scrapes = 2;
+    let accounts = case.end_gap(400_000, 40_000.0);
+    assert_eq!(energies(&accounts), [("a", 1000.0)]);
+    case.retention.scrapes = 3;
+    assert_eq!(energies(&case.tick(401_000)), [("a", 1000.0)], "one scrape has read it");
+    case.retention.scrapes = 4;
+    assert_eq!(case.tick(402_000), []);
+}
+
+#[test]
+fn energy_of_a_gap_of_a_holding_whose_series_are_removed_is_that_of_an_ended_one() {
+    let mut case = OneDeviceLedger::held(Some(0.0));
+    case.relate(10_000, exclusive(&[]));
+    case.tick(16_000);
+    case.retention.scrapes = 2;
+    assert_eq!(case.tick(399_000), []);
+    case.end_gap(400_000, 40_000.0);
+    let unattributed = &case.unattributed[0].energy_joules;
+    assert_eq!(unattributed[&UnattributedReason::Ended], 1000.0);
+    assert_eq!(unattributed[&UnattributedReason::Unknown], 39_000.0, "held by no container");
 }
 
 #[test]
