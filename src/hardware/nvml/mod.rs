@@ -12,7 +12,6 @@
 mod calls;
 mod codes;
 mod events;
-mod fast;
 mod gpm;
 mod inventory;
 mod library;
