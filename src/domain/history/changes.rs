@@ -45,14 +45,9 @@ impl Changes {
         kubelet(&before, &now, snapshot, &mut events);
         plugin(&before, &now, snapshot, &mut events);
         xids(&before, &now, snapshot, &mut events);
-        events.extend(
-            snapshot
-                .health
-                .transitions
-                .iter()
-                .filter(|transition| transition.number > before.transitions)
-                .map(transition),
-        );
+        let transitions = snapshot.health.transitions.iter();
+        let new = transitions.filter(|transition| transition.number > before.transitions);
+        events.extend(new.map(|new| transition(new, snapshot)));
         allocations(&before, &now, snapshot, &mut events);
         self.seen = Some(now);
         events
@@ -121,20 +116,14 @@ fn event(snapshot: &Snapshot, kind: HistoryEventKind, severity: Severity, text: 
     HistoryEvent { number: 0, at: snapshot.at, kind, severity, text: text.into(), devices: vec![], containers: vec![] }
 }
 
-fn transition(transition: &HealthTransition) -> HistoryEvent {
+fn transition(transition: &HealthTransition, snapshot: &Snapshot) -> HistoryEvent {
     let (severity, text) = match transition.to_healthy {
         true => (Severity::Good, format!("healthy again; it was: {}", transition.detail)),
         false => (Severity::Bad, format!("unhealthy: {}", transition.detail)),
     };
-    HistoryEvent {
-        number: 0,
-        at: transition.at,
-        kind: HistoryEventKind::Health,
-        severity,
-        text: text.into(),
-        devices: vec![DeviceRef { gpu: transition.gpu.clone(), mig: transition.mig.clone() }],
-        containers: transition.holders.clone(),
-    }
+    let devices = vec![DeviceRef { gpu: transition.gpu.clone(), mig: transition.mig.clone() }];
+    let containers = transition.holders.clone();
+    HistoryEvent { at: transition.at, devices, containers, ..event(snapshot, HistoryEventKind::Health, severity, text) }
 }
 
 fn xids(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {

@@ -15,9 +15,7 @@ use points::COLUMNS;
 pub use points::{INTERVAL_SECONDS, POINTS, Point, Points, Window};
 pub use sums::{ShareOwner, WindowShares};
 
-use crate::domain::model::{
-    Account, DeviceReadings, DeviceRef, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot, busy_ratio,
-};
+use crate::domain::model::{DeviceRef, GpuUuid, MigUuid, Moment, Snapshot, busy_ratio};
 
 /// The most events kept; the oldest are dropped first.
 pub const EVENTS: usize = 200;
@@ -79,18 +77,9 @@ impl NodeHistory {
         self.events.iter().rev()
     }
 
-    /// How the busy time of this GPU is divided. `None` in the first second.
-    pub fn division(&self, gpu: &GpuUuid, window: Window) -> Option<WindowShares> {
-        self.sums.division(gpu, window)
-    }
-
-    /// The idle time of this holder in the window as a part of its known GPU time, 0 to 1.
-    pub fn idle_ratio(&self, account: &Account, window: Window) -> Option<f64> {
-        self.sums.idle_ratio(account, window)
-    }
-
     fn add_points(&mut self, snapshot: &Snapshot) {
         let second = snapshot.at.monotonic.as_duration().as_secs();
+        let mut add = |device, point| self.points.entry(device).or_default().add(second, point);
         for gpu in snapshot.hardware.inventory.gpus.values() {
             let readings = snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
             let fast = readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
@@ -100,35 +89,18 @@ impl NodeHistory {
                 memory: medium.and_then(|medium| medium.memory).map(|memory| memory.used as f64),
                 power: fast.and_then(|fast| fast.power_watts),
             };
-            self.add_point(DeviceRef { gpu: gpu.uuid.clone(), mig: None }, second, whole);
-            let instances = medium.map_or(&[][..], |medium| &medium.instances);
-            self.add_mig_points(gpu, readings, instances, second);
+            add(DeviceRef { gpu: gpu.uuid.clone(), mig: None }, whole);
+            for mig in &gpu.mig_devices {
+                let mut instances = medium.into_iter().flat_map(|medium| &medium.instances);
+                let instance = instances.find(|instance| instance.members.contains(&mig.uuid));
+                let memory = instance.and_then(|instance| instance.memory).map(|memory| memory.used as f64);
+                let point = Point { busy: busy_ratio(gpu, readings, Some(mig)), memory, power: None };
+                add(DeviceRef { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }, point);
+            }
         }
         // A device without points for the longest window is dropped.
         let kept = Window::HalfHour.seconds();
         self.points.retain(|_, points| second.saturating_sub(points.latest()) < kept);
-    }
-
-    fn add_mig_points(
-        &mut self,
-        gpu: &Gpu,
-        readings: Option<&DeviceReadings>,
-        instances: &[InstanceReading],
-        second: u64,
-    ) {
-        for mig in &gpu.mig_devices {
-            let reading = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
-            let point = Point {
-                busy: busy_ratio(gpu, readings, Some(mig)),
-                memory: reading.and_then(|reading| reading.memory).map(|memory| memory.used as f64),
-                power: None,
-            };
-            self.add_point(DeviceRef { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }, second, point);
-        }
-    }
-
-    fn add_point(&mut self, device: DeviceRef, second: u64, point: Point) {
-        self.points.entry(device).or_default().add(second, point);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Window;
+use super::{NodeHistory, Window};
 use crate::domain::model::{
     Account, ContainerRef, DeviceReadings, GpuUuid, HoldingCounters, MigUuid, Monotonic, Snapshot, UnattributedReason,
 };
@@ -167,24 +167,26 @@ impl WindowSums {
             self.shares.entry(gpu.clone()).or_default().insert(key, time);
         }
     }
+}
 
+impl NodeHistory {
     /// The idle time of the account in the window as a part of its known GPU time, 0 to 1.
-    pub(super) fn idle_ratio(&self, account: &Account, window: Window) -> Option<f64> {
-        let time = self.shares.get(&account.gpu)?.get(&share_key(account))?;
+    pub fn idle_ratio(&self, account: &Account, window: Window) -> Option<f64> {
+        let time = self.sums.shares.get(&account.gpu)?.get(&share_key(account))?;
         let known = time.known_seconds.sum(window);
         (known > LEAST_KNOWN_SECONDS).then(|| (time.idle_seconds.sum(window) / known).min(1.0))
     }
 
     /// How the GPU's time in the window is divided; `None` in the first second.
-    pub(super) fn division(&self, gpu: &GpuUuid, window: Window) -> Option<WindowShares> {
-        let time = self.gpus.get(gpu)?;
+    pub fn division(&self, gpu: &GpuUuid, window: Window) -> Option<WindowShares> {
+        let time = self.sums.gpus.get(gpu)?;
         let all = time.seconds.sum(window);
         if all < 1.0 {
             return None;
         }
         let uncovered = (time.uncovered_seconds.sum(window) / all).min(1.0);
         let mut busy: BTreeMap<ShareOwner, f64> = BTreeMap::new();
-        for ((owner, _), time) in self.shares.get(gpu).into_iter().flatten() {
+        for ((owner, _), time) in self.sums.shares.get(gpu).into_iter().flatten() {
             *busy.entry(owner.clone()).or_default() += time.busy_seconds.sum(window) / all;
         }
         // Counters lag behind by varying amounts, so a window may have a little more busy time than its length.
