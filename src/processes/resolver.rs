@@ -82,7 +82,7 @@ impl Resolver {
             }
         }
         self.remember_listed(now, directory, logs);
-        let names = Names { directory, by_runtime_uid: runtime_uids(directory), logs, listed: &self.listed };
+        let names = Names { directory, logs, listed: &self.listed };
         for (pid, known) in &mut self.known {
             let owner = match &known.seen {
                 Ok(sightings) => names.owner(sightings, known.first_seen),
@@ -116,22 +116,21 @@ impl Resolver {
                 return Ok(());
             }
         };
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.gone = false;
-            if known.key == key && (known.is_final() || now.since(known.read_at) < RESCAN) {
-                return Ok(());
-            }
-        }
-        let seen = self.files.sightings(key);
-        if let Some(known) = self.known.get_mut(&pid).filter(|known| known.key == key && shows_less(&seen, &known.seen))
-        {
-            known.read_at = now;
+        let Some(known) = self.known.get_mut(&pid).filter(|known| known.key == key) else {
+            let (seen, mps_daemon) = (self.files.sightings(key), self.files.mps_daemon(pid));
+            let known = Known { key, seen, mps_daemon, first_seen: now, read_at: now, gone: false, owner: None };
+            self.known.insert(pid, known);
+            return Ok(());
+        };
+        known.gone = false;
+        if known.is_final() || now.since(known.read_at) < RESCAN {
             return Ok(());
         }
-        let before = self.known.remove(&pid).filter(|known| known.key == key);
-        let (first_seen, owner) = before.map_or((now, None), |known| (known.first_seen, known.owner));
-        let mps_daemon = self.files.mps_daemon(pid);
-        self.known.insert(pid, Known { key, seen, mps_daemon, first_seen, read_at: now, gone: false, owner });
+        known.read_at = now;
+        let seen = self.files.sightings(key);
+        if !shows_less(&seen, &known.seen) {
+            (known.seen, known.mps_daemon) = (seen, self.files.mps_daemon(pid));
+        }
         Ok(())
     }
 
@@ -192,16 +191,11 @@ impl Sighting {
             CgroupOwner::Host => None,
         }
     }
-
-    fn name(&self) -> Option<&Arc<str>> {
-        self.mounts.as_ref()?.container.as_ref()
-    }
 }
 
 /// All sources of names.
 struct Names<'a> {
     directory: &'a PodDirectory,
-    by_runtime_uid: BTreeMap<&'a PodUid, &'a Arc<PodIdentity>>,
     logs: &'a PodLogs,
     listed: &'a BTreeMap<PodUid, Monotonic>,
 }
@@ -235,7 +229,7 @@ impl Names<'_> {
     }
 
     fn in_pod(&self, uid: &PodUid, sighting: &Sighting, first_seen: Monotonic) -> Owner {
-        let identity = self.directory.pods.get(uid).or_else(|| self.by_runtime_uid.get(uid).copied());
+        let identity = self.directory.identity(uid);
         let logged = self.logs.pods.get(uid);
         // A pod from a manifest has two UIDs: that of its cgroup and that of the API.
         let is_in_logs =
@@ -264,19 +258,14 @@ impl Names<'_> {
             },
         };
         // The kubelet's data on an ID takes precedence over a process's mounts.
-        let by_id =
-            sighting.id().and_then(|id| identity.and_then(|identity| identity.containers.get(id)).or(sighting.name()));
+        let mounted = sighting.mounts.as_ref().and_then(|mounts| mounts.container.as_ref());
+        let by_id = sighting.id().and_then(|id| identity.and_then(|identity| identity.containers.get(id)).or(mounted));
         match by_id {
             // Another pod may have the name by now: the UID identifies the owner.
             Some(container) => Owner::Container(ContainerRef::in_pod(pod, container).with_uid(Some(uid.clone()))),
             None => Owner::Pod(pod.clone()),
         }
     }
-}
-
-/// Pods whose cgroups have another UID than the API server's.
-fn runtime_uids(directory: &PodDirectory) -> BTreeMap<&PodUid, &Arc<PodIdentity>> {
-    directory.pods.values().filter_map(|identity| Some((identity.runtime_uid.as_ref()?, identity))).collect()
 }
 
 #[cfg(test)]

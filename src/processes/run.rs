@@ -4,6 +4,7 @@
 //! holders: at once, unless a scan begins then: for a new process, or because it is due. That is waited for, a short time.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,23 +68,26 @@ pub fn start(
 ) -> watch::Receiver<OwnersState> {
     let holders = Arc::clone(&inputs.holders.borrow());
     let (publish, states) = watch::channel(OwnersState { holders, ..OwnersState::default() });
-    tasks.spawn("processes", run(Scans::new(settings, clock), inputs, publish));
+    tasks.spawn("processes", async move {
+        let Err(error) = run(Scans::new(settings, clock), inputs, publish).await;
+        tracing::error!(%error, "the resolver of processes panicked");
+    });
     states
 }
 
-async fn run(mut scans: Scans, inputs: ProcessesInputs, publish: watch::Sender<OwnersState>) {
+async fn run(
+    mut scans: Scans,
+    inputs: ProcessesInputs,
+    publish: watch::Sender<OwnersState>,
+) -> Result<Infallible, JoinError> {
     let ProcessesInputs { mut holders, mut directory, mut logs } = inputs;
-    let (mut is_due, mut scanned) = (true, Ok(()));
+    let mut is_due = true;
     loop {
         let state = Arc::clone(&holders.borrow_and_update());
         let pids = process_ids(&state.hardware);
-        if scanned.is_ok() && scans.reading.is_idle() && (is_due || scans.lacks_any_of(&pids)) {
+        if scans.reading.is_idle() && (is_due || scans.lacks_any_of(&pids)) {
             let pods = (Arc::clone(&directory.borrow_and_update()), Arc::clone(&logs.borrow_and_update()));
-            scanned = scans.scan(pids, pods).await;
-        }
-        if let Err(error) = scanned {
-            tracing::error!(%error, "the resolver of processes panicked");
-            return;
+            scans.scan(pids, pods).await?;
         }
         let (is_idle, is_late) = (scans.reading.is_idle(), scans.began.elapsed() >= tasks::LATE);
         if !is_idle && is_late {
@@ -107,7 +111,7 @@ async fn run(mut scans: Scans, inputs: ProcessesInputs, publish: watch::Sender<O
         is_due = tokio::select! {
             () = changed(&mut holders) => false,
             found = scans.reading.finished() => {
-                scanned = scans.keep(found);
+                scans.found = Arc::new(found?);
                 false
             }
             () = other_pods, if is_idle => true,
@@ -154,14 +158,9 @@ impl Scans {
         self.began = Instant::now();
         let task = Arc::clone(&self.task);
         let scan = move || task.lock().scan(&pids, &directory, &logs);
-        match self.reading.answer(OWNERS_WAIT, scan).await {
-            Some(found) => self.keep(found),
-            None => Ok(()),
+        if let Some(found) = self.reading.answer(OWNERS_WAIT, scan).await {
+            self.found = Arc::new(found?);
         }
-    }
-
-    fn keep(&mut self, found: Result<ProcessState, JoinError>) -> Result<(), JoinError> {
-        self.found = Arc::new(found?);
         Ok(())
     }
 }
