@@ -12,8 +12,7 @@ use super::settings::{AgentSettings, Reloadable};
 use super::{DroppedLogLines, self_use};
 use crate::clock::Clock;
 use crate::domain::attribution::{
-    ClassedXid, ContainerXids, Ledger, LedgerOutput, Observation, OwnersState, Retention, XidObservation,
-    processes_by_device,
+    ClassedXid, ContainerXids, Ledger, LedgerOutput, Observation, OwnersState, Retention, processes_by_device,
 };
 use crate::domain::health::HealthConfig;
 use crate::domain::holders::HoldersState;
@@ -173,23 +172,18 @@ impl Publisher {
         settings: &Reloadable,
     ) -> (LedgerOutput, Vec<ContainerXid>) {
         let retention = Retention { time: settings.retention, scrapes: self.inputs.scrapes.count() };
-        let mut output = self.ledger.advance(&Observation {
+        let observation = Observation {
             now,
             holdings,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
             processes: &processes_by_device(hardware, processes, plugin),
             retention,
-        });
+        };
+        let mut output = self.ledger.advance(&observation);
         self.budget.mark(&mut output.accounts, settings.series_limit);
-        let xids = self.xids.advance(&XidObservation {
-            now,
-            events: std::mem::take(&mut self.new_xids),
-            holdings,
-            inventory: &hardware.inventory,
-            accounts: &output.accounts,
-            retention,
-        });
+        let received = std::mem::take(&mut self.new_xids);
+        let xids = self.xids.advance(&received, &output.accounts, &observation);
         (output, xids)
     }
 }

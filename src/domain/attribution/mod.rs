@@ -11,4 +11,4 @@ mod xids;
 pub use ledger::{Ledger, LedgerOutput, Observation};
 pub use owners::{DeviceProcesses, OwnedProcess, OwnersState, process_ids, processes_by_device};
 pub use retention::Retention;
-pub use xids::{ClassedXid, ContainerXids, XidObservation};
+pub use xids::{ClassedXid, ContainerXids};

@@ -6,10 +6,12 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::retention::Retention;
-use crate::domain::holders::{HoldingKey, Holdings};
+use itertools::Itertools as _;
+
+use super::Observation;
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, XidClass, XidEvent,
+    Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Monotonic, XidClass, XidEvent,
 };
 
 /// The XIDs by container. No count falls while it exists.
@@ -23,19 +25,6 @@ pub struct ContainerXids {
 pub struct ClassedXid {
     pub event: XidEvent,
     pub class: XidClass,
-}
-
-/// The inputs at one moment.
-pub struct XidObservation<'a> {
-    pub now: Moment,
-    /// The XIDs received since the last observation.
-    pub events: Vec<ClassedXid>,
-    pub holdings: &'a Holdings,
-    pub inventory: &'a Inventory,
-    /// The present accounts: a count stays as long as its container's account.
-    pub accounts: &'a [Account],
-    /// How long the count of a container without an account stays.
-    pub retention: Retention,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,19 +44,28 @@ struct XidTally {
 }
 
 impl ContainerXids {
-    /// Adds the XIDs; returns the counts sorted by container, GPU, MIG device and code.
-    pub fn advance(&mut self, observation: &XidObservation<'_>) -> Vec<ContainerXid> {
-        for xid in &observation.events {
-            self.add(xid, observation);
+    /// Adds the XIDs received since the last observation; returns the counts sorted by container, GPU, MIG device and code. `accounts`:
+    /// the present ones; a count stays as long as its container's account, and without one for the retention.
+    pub fn advance(
+        &mut self,
+        received: &[ClassedXid],
+        accounts: &[Account],
+        observation: &Observation<'_>,
+    ) -> Vec<ContainerXid> {
+        for xid in received {
+            self.add(xid, accounts, observation);
         }
-        self.forget(observation);
+        self.counts.retain(|key, count| {
+            !observation.retention.is_over(observation.now.monotonic, count.last)
+                || accounts.iter().any(|account| is_of(account, key))
+        });
         self.counts.values().map(|count| count.xid.clone()).collect()
     }
 
-    fn add(&mut self, xid: &ClassedXid, observation: &XidObservation<'_>) {
+    fn add(&mut self, xid: &ClassedXid, accounts: &[Account], observation: &Observation<'_>) {
         let Some(key) = xid_key(&xid.event, observation) else { return };
         let now = observation.now;
-        let account = observation.accounts.iter().find(|account| is_of(account, &key));
+        let account = accounts.iter().find(|account| is_of(account, &key));
         // The count of this code was 0 since the account began.
         let created = account.map_or(now.unix, |account| account.created);
         let XidKey { container, gpu, mig, code } = key.clone();
@@ -76,24 +74,17 @@ impl ContainerXids {
         count.xid.count = count.xid.count.saturating_add(xid.event.count);
         count.last = (now.monotonic, observation.retention.scrapes);
     }
-
-    fn forget(&mut self, observation: &XidObservation<'_>) {
-        self.counts.retain(|key, count| {
-            !observation.retention.is_over(observation.now.monotonic, count.last)
-                || observation.accounts.iter().any(|account| is_of(account, key))
-        });
-    }
 }
 
 /// The key of the only container that holds what the XID concerns, with the MIG device if that is one.
-fn xid_key(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidKey> {
+fn xid_key(event: &XidEvent, observation: &Observation<'_>) -> Option<XidKey> {
     let concerned = concerned_mig_devices(event, observation.inventory);
     let of_gpu = observation.holdings.by_key.keys().filter(|key| key.gpu == event.gpu);
     let is_concerned =
         |key: &&HoldingKey| concerned.is_empty() || key.mig.as_ref().is_none_or(|mig| concerned.contains(mig));
     let held: Vec<&HoldingKey> = of_gpu.filter(is_concerned).collect();
-    let container = only(held.iter().map(|key| &key.container).collect())?.clone();
-    let mig = only(held.iter().map(|key| &key.mig).collect()).cloned().flatten();
+    let container = held.iter().map(|key| &key.container).all_equal_value().ok()?.clone();
+    let mig = held.iter().map(|key| &key.mig).all_equal_value().ok().cloned().flatten();
     Some(XidKey { container, gpu: event.gpu.clone(), mig, code: event.code })
 }
 
@@ -101,10 +92,6 @@ fn xid_key(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidKey>
 fn concerned_mig_devices<'a>(event: &XidEvent, inventory: &'a Inventory) -> BTreeSet<&'a MigUuid> {
     let Some((instance, gpu)) = event.instance.zip(inventory.gpus.get(&event.gpu)) else { return BTreeSet::new() };
     instance.mig_devices(&gpu.mig_devices).into_iter().map(|mig| &mig.uuid).collect()
-}
-
-fn only<T: Ord>(set: BTreeSet<T>) -> Option<T> {
-    if set.len() == 1 { set.into_iter().next() } else { None }
 }
 
 fn is_of(account: &Account, key: &XidKey) -> bool {

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
 use super::*;
+use crate::domain::attribution::Retention;
+use crate::domain::holders::Holdings;
 use crate::domain::model::{Gpu, MigDevice, SharingForm, UnixSeconds, XidInstance};
 use crate::test_data::{self, at_millisecond as moment};
 
@@ -105,14 +107,16 @@ impl XidNode {
     /// The counts as (pod, MIG device, code, count) at a time in milliseconds.
     fn at(&mut self, at: u64, events: &[XidEvent]) -> Vec<(String, Option<String>, u32, u64)> {
         let class = XidClass::Application;
-        let xids = self.xids.advance(&XidObservation {
+        let received: Vec<_> = events.iter().map(|event| ClassedXid { event: event.clone(), class }).collect();
+        let observation = Observation {
             now: moment(at),
-            events: events.iter().map(|event| ClassedXid { event: event.clone(), class }).collect(),
             holdings: &self.holdings,
             inventory: &self.inventory,
-            accounts: &self.accounts,
+            readings: &BTreeMap::new(),
+            processes: &BTreeMap::new(),
             retention: Retention { time: RETENTION, scrapes: self.scrapes },
-        });
+        };
+        let xids = self.xids.advance(&received, &self.accounts, &observation);
         let row = |xid: ContainerXid| {
             (xid.container.pod.to_string(), xid.mig.map(|mig| mig.as_str().to_owned()), xid.code, xid.count)
         };
