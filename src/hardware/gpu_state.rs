@@ -1,6 +1,6 @@
 //! The readings and totals of one GPU, across readers, sessions and losses.
 //!
-//! In: passes with their time. Out: `DeviceReadings`. Does not use: drivers, threads, clocks.
+//! In: passes with their time. Out: `DeviceReadings`, with totals as `DeviceTotals` describes them. Does not use: drivers, threads, clocks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

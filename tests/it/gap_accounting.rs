@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::domain::attribution::LedgerOutput;
-use podmeter::domain::model::{ContainerRef, Fast, Gpu, Monotonic, SharingForm, UnattributedReason};
+use podmeter::domain::model::{ContainerRef, DeviceTotals, Fast, Gpu, Monotonic, SharingForm, UnattributedReason};
 use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
 use proptest::prelude::*;
 
@@ -104,6 +104,26 @@ struct InterruptedGpu {
     is_steady: bool,
 }
 
+/// Checks what `DeviceTotals` promises, for totals up to one pass later.
+fn check_promises(before: &DeviceTotals, now: &DeviceTotals) {
+    const ROUNDING: f64 = 1e-6;
+    let time = now.complete_until.since(before.complete_until).as_secs_f64();
+    let gap = now.gaps.seconds - before.gaps.seconds;
+    let uncovered = now.uncovered_seconds - before.uncovered_seconds;
+    let is_sound = now.complete_until >= before.complete_until
+        && (0.0..=uncovered + ROUNDING).contains(&gap)
+        && uncovered <= time + ROUNDING
+        && if gap > 0.0 { now.gaps.until == now.complete_until } else { now.gaps.until == before.gaps.until };
+    assert!(is_sound, "{before:?} {now:?}");
+    if let (Some(busy), Some(was_busy)) = (now.busy_seconds, before.busy_seconds) {
+        let most = if gap > 0.0 { f64::INFINITY } else { time - uncovered + ROUNDING };
+        assert!((0.0..=most).contains(&(busy - was_busy)), "{before:?} {now:?}");
+    }
+    let energy = now.energy_joules.unwrap_or(0.0) - before.energy_joules.unwrap_or(0.0);
+    let of_gaps = now.gaps.energy_joules - before.gaps.energy_joules;
+    assert!((0.0..=energy + ROUNDING).contains(&of_gaps), "{before:?} {now:?}");
+}
+
 impl InterruptedGpu {
     fn new(by_process: bool) -> Self {
         let mut node = LedgerNode::new(inventory([Gpu::listed(GPU.into(), 0)]), LATE);
@@ -198,7 +218,10 @@ impl InterruptedGpu {
 
     fn observe(&mut self) {
         if self.last_pass > 1000 || self.read.1 > 0 {
-            self.node.readings.insert(GPU.into(), Arc::new(self.record.readings(self.at(), STALENESS)));
+            let readings = Arc::new(self.record.readings(self.at(), STALENESS));
+            if let Some(before) = self.node.readings.insert(GPU.into(), Arc::clone(&readings)) {
+                check_promises(&before.totals, &readings.totals);
+            }
         }
         self.output = Some(self.node.advance(at_millisecond(self.now)));
     }

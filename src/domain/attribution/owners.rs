@@ -34,16 +34,18 @@ pub struct OwnedProcess {
     pub sm_seconds: f64,
 }
 
-/// The readings, and the owners of the processes in them.
+/// One `HoldersState`, and the owners of the processes in its readings. `processes` publishes it once for each state, up to 50 ms after
+/// that, so that the SM time of a new process is mostly divided with the reading that has it.
 #[derive(Clone, Debug, Default)]
 pub struct OwnersState {
     pub holders: Arc<HoldersState>,
     pub processes: Arc<ProcessState>,
 }
 
-/// The process IDs in the readings, in the host's numbering.
+/// The process IDs in the readings, in the host's numbering. An owner must be found while the process runs; it is needed when the use
+/// is read.
 pub fn process_ids(hardware: &HardwareState) -> BTreeSet<u32> {
-    hardware.readings.values().flat_map(|readings| pids(readings)).collect()
+    hardware.readings.values().flat_map(|readings| &readings.recent_pids).copied().collect()
 }
 
 /// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process
@@ -95,13 +97,6 @@ fn of_device(
     Some(DeviceProcesses { has_sm_seconds: worked.is_some(), processes: running.chain(others).collect() })
 }
 
-fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
-    let listed = readings.medium.iter().filter_map(|medium| medium.value.processes.as_ref()).flatten();
-    let worked = readings.totals.process_sm_seconds.iter().flat_map(BTreeMap::keys).copied();
-    // The owner must be found while the process runs; it is needed when the use is read.
-    listed.map(|process| process.pid).chain(worked).chain(readings.recent_pids.iter().copied())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,7 +109,9 @@ mod tests {
         let process_sm_seconds = worked.map(|worked| worked.iter().copied().collect());
         let totals = DeviceTotals { process_sm_seconds, ..DeviceTotals::default() };
         let readings = crate::test_data::medium_readings(Medium { processes, ..Medium::default() });
-        let readings = Arc::new(DeviceReadings { totals, ..readings });
+        let listed = listed.unwrap_or_default().iter();
+        let recent_pids = listed.chain(worked.unwrap_or_default().iter().map(|(pid, _)| pid)).copied().collect();
+        let readings = Arc::new(DeviceReadings { totals, recent_pids, ..readings });
         HardwareState { readings: [("GPU-1".into(), readings)].into(), ..HardwareState::default() }
     }
 

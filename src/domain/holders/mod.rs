@@ -29,7 +29,9 @@ use std::sync::Arc;
 
 use crate::domain::model::{HardwareState, KubeletState};
 
-/// The hardware and the kubelet's answers, both of one time, and their join.
+/// The hardware and the kubelet's answers, and their join. `kubelet::holders` publishes one for each change of either, so that all who
+/// use holdings and readings, as the ledger does, have those of the same moment. Holdings do not wait for readings: a pod may hold a
+/// GPU that has not been read yet.
 #[derive(Clone, Debug, Default)]
 pub struct HoldersState {
     /// The readings, with the GPUs that the driver does not enumerate.

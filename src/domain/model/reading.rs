@@ -22,7 +22,8 @@ pub struct DeviceReadings {
     pub fast: Option<Stamped<Fast>>,
     pub medium: Option<Stamped<Medium>>,
     pub slow: Option<Stamped<Slow>>,
-    /// The processes that were active, or had a context on the GPU, at some time in the last minute.
+    /// The processes that were active, or had a context on the GPU, at some time in the last minute; with all that `medium` and the
+    /// totals have.
     pub recent_pids: BTreeSet<u32>,
     /// Whether a call on this GPU has not returned within the watchdog's limit.
     pub stuck: bool,
@@ -49,7 +50,23 @@ impl DeviceReadings {
     }
 }
 
-/// Integrals since the agent first read the GPU. They never fall, although the driver's counters may.
+/// Integrals since the agent first read the GPU. `hardware::gpu_state` makes them of passes, and `attribution::ledger` divides their
+/// increases. What that relies on:
+///
+/// - **No total falls**, although the driver's counters may. One is absent until its first value, and may be absent again for some
+///   time. Only the totals of a GPU instance and of a process restart at 0.
+/// - **`complete_until`** is the time of the last pass of the fast tier, and no total has later use. Several passes may lie between
+///   two published states.
+/// - **Busy seconds** rise from pass to pass by no more than the time between that samples cover. Samples come up to two seconds late:
+///   what they have beyond that time is in the next pass, also in one that ends a gap.
+/// - **A gap** is the time between two passes of which the later is a reader's first, or the first after the readings were
+///   withdrawn: the driver was released or reloaded, the GPU was lost, a call hung, or the MIG layout changed. The pass that ends it
+///   has no use of it except energy. A pass that is only late ends no gap, and has the use of all its time; the ledger does not wait
+///   for it, and counts time as a gap once readings are late.
+/// - **The energy of a gap** is known where the driver's energy counter is the GPU's alone and did not restart. It is added to
+///   `energy_joules` and `gaps.energy_joules` at once: with the pass that ends the gap, or with a later one where the counter could
+///   not be read or had a wrong value until then. It then includes the energy since the gap. Energy that is not known is in no total.
+/// - **Uncovered time** is that of gaps, and that for which the driver has neither samples nor a rate, on a GPU that has utilization.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceTotals {
     /// The time up to which the integrals are complete; 0 before the GPU's first pass.
@@ -64,7 +81,6 @@ pub struct DeviceTotals {
     /// The seconds in which a kernel ran, by GPU instance of a partitioned GPU, or SM-seconds where only these are
     /// known. Only instances of the last pass; one that reappears restarts at 0. Empty on a whole GPU.
     pub instance_busy_seconds: BTreeMap<u32, f64>,
-    /// The time that no sample covers: the gaps, and time in a session with neither samples nor a rate.
     pub uncovered_seconds: f64,
     pub gaps: ReadingGaps,
     /// The part of the SMs' time that each process used, 0 to 1, integrated over time, by PID. `None` while the driver has no
@@ -83,13 +99,12 @@ impl DeviceTotals {
     }
 }
 
-/// Time between two passes that no reader covers: the driver was released or reloaded, the GPU was lost, a call hung,
-/// or the reader was replaced. Sums since the agent first read the GPU.
+/// The gaps since the agent first read the GPU, as `DeviceTotals` describes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReadingGaps {
     /// The length of the gaps, a part of `DeviceTotals::uncovered_seconds`.
     pub seconds: f64,
-    /// The energy of the gaps that the driver's energy counter spans, a part of `DeviceTotals::energy_joules`.
+    /// The known energy of the gaps, a part of `DeviceTotals::energy_joules`.
     pub energy_joules: f64,
     /// The end of the last gap: the first pass after it.
     pub until: Monotonic,
