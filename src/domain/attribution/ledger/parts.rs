@@ -54,12 +54,12 @@ pub struct Parts {
 pub type HolderFractions = Vec<(usize, f64)>;
 
 impl Part {
-    pub fn of_busy(seconds: f64) -> Self {
-        Self { busy: Some(seconds), energy: None }
+    fn of_energy(joules: f64) -> Self {
+        Self { busy: None, energy: Some(joules) }
     }
 
-    pub fn of_energy(joules: f64) -> Self {
-        Self { busy: None, energy: Some(joules) }
+    fn times(self, fraction: f64) -> Self {
+        Self { busy: self.busy.map(|seconds| seconds * fraction), energy: self.energy.map(|joules| joules * fraction) }
     }
 
     pub fn add(&mut self, other: Self) {
@@ -71,8 +71,7 @@ impl Part {
 impl Parts {
     fn add(&mut self, part: Part, holders: &HolderFractions) {
         for (position, fraction) in holders {
-            let times = |amount: f64| amount * fraction;
-            self.holders[*position].add(Part { busy: part.busy.map(times), energy: part.energy.map(times) });
+            self.holders[*position].add(part.times(*fraction));
         }
     }
 
@@ -123,41 +122,34 @@ impl IntervalSegment {
         matches!(&self.holders[..], [SegmentHolder { terms, .. }] if terms.exclusive)
     }
 
+    /// Divides by SM time what is above idle power. Without any it is the exclusive holder's, else unattributed.
     fn divide_by_process(&self, others: &BTreeMap<UnattributedReason, f64>, parts: &mut Parts) {
-        if let Some(busy) = self.busy {
-            self.divide_by_sm_time(busy, Part::of_busy, others, UnattributedReason::Unknown, parts);
+        let idle = self.energy.map(|energy| self.idle_energy.unwrap_or(0.0).min(energy));
+        let work = Part { busy: self.busy, energy: self.energy.zip(idle).map(|(energy, idle)| energy - idle) };
+        let is_exclusive = self.has_exclusive_holder();
+        let all = self.sm_seconds();
+        let fraction = |sm_seconds: f64| match is_exclusive {
+            _ if all > 0.0 => sm_seconds / all,
+            true => 1.0,
+            false => 0.0,
+        };
+        let holders = self.holders.iter().enumerate();
+        parts.add(work, &holders.map(|(position, holder)| (position, fraction(holder.sm_seconds))).collect());
+        if all > 0.0 {
+            for (reason, sm_seconds) in others {
+                parts.add_unattributed(*reason, work.times(fraction(*sm_seconds)));
+            }
+        } else if !is_exclusive {
+            let is_idle = self.busy.is_some_and(is_nothing);
+            let of_energy = if is_idle { UnattributedReason::Idle } else { UnattributedReason::Unknown };
+            parts.add_unattributed(UnattributedReason::Unknown, Part { energy: None, ..work });
+            parts.add_unattributed(of_energy, Part { busy: None, ..work });
         }
-        let Some(energy) = self.energy else { return };
-        let idle = self.idle_energy.unwrap_or(0.0).min(energy);
-        let is_idle = self.busy.is_some_and(is_nothing);
-        let rest = if is_idle { UnattributedReason::Idle } else { UnattributedReason::Unknown };
-        self.divide_by_sm_time(energy - idle, Part::of_energy, others, rest, parts);
-        if self.has_exclusive_holder() {
-            parts.holders[0].add(Part::of_energy(idle));
+        let idle = Part { busy: None, energy: idle };
+        if is_exclusive {
+            parts.holders[0].add(idle);
         } else {
-            parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(idle));
-        }
-    }
-
-    /// Divides an amount by SM time; without any it is the exclusive holder's, else unattributed for the reason `rest`.
-    fn divide_by_sm_time(
-        &self,
-        amount: f64,
-        part: fn(f64) -> Part,
-        others: &BTreeMap<UnattributedReason, f64>,
-        rest: UnattributedReason,
-        parts: &mut Parts,
-    ) {
-        let sum = self.holders.iter().map(|holder| holder.sm_seconds).chain(others.values().copied()).sum::<f64>();
-        for (own, holder) in parts.holders.iter_mut().zip(&self.holders) {
-            own.add(part(if sum > 0.0 { amount * holder.sm_seconds / sum } else { 0.0 }));
-        }
-        if sum > 0.0 {
-            others.iter().for_each(|(reason, weight)| parts.add_unattributed(*reason, part(amount * weight / sum)));
-        } else if self.has_exclusive_holder() {
-            parts.holders[0].add(part(amount));
-        } else {
-            parts.add_unattributed(rest, part(amount));
+            parts.add_unattributed(UnattributedReason::Idle, idle);
         }
     }
 
@@ -165,7 +157,7 @@ impl IntervalSegment {
     fn divide_by_mig_device(&self, devices: &[MigWeight], parts: &mut Parts) {
         // A partitioned GPU has no device total of busy time; if one appears, it is unattributed.
         if let Some(busy) = self.busy.filter(|busy| *busy > 0.0) {
-            parts.add_unattributed(UnattributedReason::Unknown, Part::of_busy(busy));
+            parts.add_unattributed(UnattributedReason::Unknown, Part { busy: Some(busy), energy: None });
         }
         let joules = self.energy.map(|energy| self.divide_mig_energy(energy, devices, parts));
         for (position, device) in devices.iter().enumerate() {

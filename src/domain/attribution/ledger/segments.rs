@@ -73,6 +73,17 @@ pub struct IntervalSegment {
     pub weights: Weights,
 }
 
+impl IntervalSegment {
+    /// The SM time of all processes; 0 where use is not divided by it.
+    pub fn sm_seconds(&self) -> f64 {
+        let others = match &self.weights {
+            Weights::Processes(others) => others.values().sum(),
+            Weights::Holdings | Weights::MigDevices(_) => 0.0,
+        };
+        self.holders.iter().map(|holder| holder.sm_seconds).sum::<f64>() + others
+    }
+}
+
 /// One holder in a segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SegmentHolder {
@@ -98,6 +109,7 @@ pub fn cut(
     bounds.dedup();
     let mig_positions: Vec<Option<usize>> =
         held_times.iter().map(|time| time.key.mig.as_ref().and_then(|uuid| mig?.position(uuid))).collect();
+    let length = to.since(from).as_secs_f64();
     let mut segments = vec![];
     for bounds in bounds.windows(2) {
         let [from, to] = [bounds[0], bounds[1]];
@@ -112,7 +124,14 @@ pub fn cut(
             let mig = mig_positions[held_time];
             holders.push(SegmentHolder { held_time, terms: span.terms, sm_seconds, mig });
         }
-        let weights = mig.map_or(Weights::Holdings, |mig| Weights::MigDevices(mig.weights.clone()));
+        let weights = match (mig, sm) {
+            (Some(mig), _) => Weights::MigDevices(mig.weights.clone()),
+            (None, Some(sm)) => {
+                let part = seconds / length;
+                Weights::Processes(sm.others.iter().map(|(reason, all)| (*reason, all * part)).collect())
+            }
+            (None, None) => Weights::Holdings,
+        };
         segments.push(IntervalSegment { seconds, holders, busy: None, energy: None, idle_energy: None, weights });
     }
     segments
@@ -132,8 +151,8 @@ impl WeightedInterval<'_> {
         let mut segments = cut((self.interval.from, self.interval.to), held_times, self.sm.as_ref(), self.mig);
         let lengths: Vec<f64> = segments.iter().map(|segment| segment.seconds).collect();
         let limits: Vec<f64> = lengths.iter().map(|seconds| seconds * self.interval.covered_ratio()).collect();
-        let busy =
-            self.interval.busy_seconds.map(|busy| divide_up_to_limits(busy, &limits, &self.busy_weights(&segments)));
+        let busy = self.interval.busy_seconds;
+        let busy = busy.map(|busy| divide_up_to_limits(busy, &limits, &busy_weights(&segments)));
         if let Some(mig) = self.mig {
             set_mig_activity(&mig.weights, &lengths, &mut segments);
         }
@@ -147,31 +166,19 @@ impl WeightedInterval<'_> {
             segment.busy = busy.as_ref().map(|busy| busy[number]);
             segment.energy = energy.as_ref().map(|energy| energy[number]);
             segment.idle_energy = self.idle_watts.map(|watts| watts * segment.seconds);
-            if let (None, Some(sm)) = (self.mig, &self.sm) {
-                let part = segment.seconds / self.interval.seconds();
-                segment.weights =
-                    Weights::Processes(sm.others.iter().map(|(reason, all)| (*reason, all * part)).collect());
-            }
         }
         segments
     }
+}
 
-    /// The weights of segments for busy time: SM time where there is any, else the time with a holder.
-    fn busy_weights(&self, segments: &[IntervalSegment]) -> Vec<f64> {
-        if let Some(sm) = &self.sm {
-            let others: f64 = sm.others.values().sum();
-            let sm_seconds = |segment: &IntervalSegment| {
-                segment.holders.iter().map(|holder| holder.sm_seconds).sum::<f64>()
-                    + others * segment.seconds / self.interval.seconds()
-            };
-            let weights: Vec<f64> = segments.iter().map(sm_seconds).collect();
-            if weights.iter().any(|weight| *weight > 0.0) {
-                return weights;
-            }
-        }
-        let held = |segment: &IntervalSegment| if segment.holders.is_empty() { 0.0 } else { segment.seconds };
-        segments.iter().map(held).collect()
+/// The weights of segments for busy time: SM time where there is any, else the time with a holder.
+fn busy_weights(segments: &[IntervalSegment]) -> Vec<f64> {
+    let weights: Vec<f64> = segments.iter().map(IntervalSegment::sm_seconds).collect();
+    if weights.iter().any(|weight| *weight > 0.0) {
+        return weights;
     }
+    let held = |segment: &IntervalSegment| if segment.holders.is_empty() { 0.0 } else { segment.seconds };
+    segments.iter().map(held).collect()
 }
 
 /// Divides `amount` by weight, up to the limit of each. What exceeds the limits of those with a weight goes to
