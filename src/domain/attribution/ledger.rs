@@ -2,8 +2,8 @@
 //! processes. Out: an account for each holder and device, unattributed use, violations. Does not use the sources of its
 //! inputs. `docs/attribution.md` has its law.
 //!
-//! `hardware::gpu_state` makes the totals of the readings: no total falls, gaps are marked in them, and busy time that samples report
-//! too late is in the next reading.
+//! `DeviceTotals` has what the totals of readings promise: read it first. `holders::HoldersState` describes where holdings come from, and
+//! `OwnersState` the owners of processes.
 //!
 //! | step | input | output | module |
 //! |---|---|---|---|
@@ -12,7 +12,7 @@
 //! | 3 | the interval, its weights, holdings | segments with constant holders, each with its weights | `segments` |
 //! | 4 | a segment | parts, which add up to it | `parts` |
 //! | 5 | parts | entries of accounts, unattributed use | `device_ledger`, `account` |
-//! | gap | its segments, at its end its joules | joules by holder | `gap` |
+//! | gap | its segments, its joules with a reading | joules by holder | `gap` |
 //!
 //! `present` has what is of a moment: memory, utilization, processes. Imports go one way: `interval`, `weights`, `segments`,
 //! `parts`, `gap`, `account`, `device_ledger`, `present`; each uses only those before it.
@@ -25,9 +25,9 @@
 //! | `AccountEntry` | what one account gets of an interval |
 //! | `HolderAccount` | the account, and the time held that is not accounted yet |
 //!
-//! An interval was read at both ends in one session. All other time is a gap: the driver was released or reloaded, the
-//! GPU was lost, a call hung, readings are late, or a new reader began. A gap is allocated and uncovered. So is time for
-//! which the driver gives no samples, and all time of a device that reports no busy time.
+//! All time of a device is intervals and gaps. A gap is marked in the totals, or it is time before the first reading, or time since the
+//! last one once readings are late. It is allocated and uncovered. So is time for which the driver gives no samples, and all time
+//! of a device that reports no busy time.
 
 mod account;
 mod device_ledger;
@@ -43,16 +43,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::account::HolderAccount;
-use self::device_ledger::DeviceLedger;
+use self::device_ledger::{DeviceInputs, DeviceLedger};
 use self::parts::Audit;
-use self::present::PresentInputs;
-use self::weights::MigWeights;
 use super::owners::DeviceProcesses;
 use super::retention::Retention;
 use crate::domain::holders::{HoldingKey, Holdings};
 use crate::domain::model::{
-    Account, DeviceReadings, Divided, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse,
-    Unattributed,
+    Account, DeviceReadings, DividedQuantity, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse, Unattributed,
 };
 
 /// The most ended accounts: beyond that the longest-ended are removed, as on a node that is never scraped.
@@ -98,20 +95,24 @@ impl Ledger {
 
     /// Updates the ledger to `observation.now`.
     pub fn advance(&mut self, observation: &Observation<'_>) -> LedgerOutput {
+        let now = observation.now;
         // Time up to now belongs to the previous holders; the new allocations apply from now on.
         self.update_holders(observation);
-        self.account_readings(observation);
-        let now = observation.now.monotonic;
+        for (gpu, readings) in observation.readings {
+            if readings.totals.last_pass().is_some() && !self.devices.contains_key(gpu) {
+                self.devices.insert(gpu.clone(), DeviceLedger::new(gpu, now));
+            }
+        }
         let mut unallocated_uses = vec![];
         for (gpu, device) in &mut self.devices {
-            let present = PresentInputs {
+            let inputs = DeviceInputs {
                 gpu: observation.inventory.gpus.get(gpu),
                 readings: observation.readings.get(gpu).map(|readings| &**readings),
                 processes: observation.processes.get(gpu),
             };
-            device.update_gauges(&present, &mut self.audit);
-            unallocated_uses.extend(device.unallocated_uses(&present, gpu, now));
-            device.forget(now, observation.retention);
+            device.account_readings(&inputs, now, self.readings_late, &mut self.audit);
+            unallocated_uses.extend(device.update_present(&inputs, now.monotonic, &mut self.audit));
+            device.forget(now.monotonic, observation.retention);
         }
         self.forget_surplus();
         let holders = self.devices.values().flat_map(|device| device.accounts.values());
@@ -144,39 +145,6 @@ impl Ledger {
         }
     }
 
-    /// Moves the device clocks, and accounts for what each moved over.
-    fn account_readings(&mut self, observation: &Observation<'_>) {
-        let now = observation.now;
-        for (gpu, readings) in observation.readings {
-            let Some(complete_until) = readings.totals.last_pass() else { continue };
-            let device = self.devices.entry(gpu.clone()).or_insert_with(|| DeviceLedger::new(gpu, now));
-            if device.clock.has_accounted(complete_until) {
-                continue;
-            }
-            let processes = observation.processes.get(gpu);
-            let known_gpu = observation.inventory.gpus.get(gpu);
-            // The first reading counts too, as a ratio is of the time since the reading before.
-            let active = device.activity.ratios(&readings.totals);
-            let mig = MigWeights::new(known_gpu, &active, processes);
-            let divided = Divided {
-                busy_seconds: self.audit.amount(DividedQuantity::Busy, readings.totals.busy_seconds),
-                energy_joules: self.audit.amount(DividedQuantity::Energy, readings.totals.energy_joules),
-            };
-            let (gap, interval) = device.clock.advance(&readings.totals, divided, mig.is_some());
-            if let Some(gap) = gap {
-                device.add_gap(&gap, unmeasured(known_gpu).as_ref(), now);
-            }
-            let increases = device.used_sm_time.advance(processes, &readings.totals);
-            device.account(&interval, increases, mig.as_ref(), now, &mut self.audit);
-        }
-        for (gpu, device) in &mut self.devices {
-            let held = device.accounts.values().any(|holder| !holder.is_final());
-            if held && let Some(gap) = device.clock.skip_late(now.monotonic, self.readings_late) {
-                device.add_gap(&gap, unmeasured(observation.inventory.gpus.get(gpu)).as_ref(), now);
-            }
-        }
-    }
-
     fn forget_surplus(&mut self) {
         let accounts = self.devices.values().flat_map(|device| &device.accounts);
         let ended = accounts.filter_map(|(key, holder)| Some((holder.account.ended?.monotonic, &key.gpu, key)));
@@ -190,11 +158,6 @@ impl Ledger {
             }
         }
     }
-}
-
-/// The MIG devices of a GPU in time without readings.
-fn unmeasured(gpu: Option<&Gpu>) -> Option<MigWeights<'_>> {
-    MigWeights::new(gpu, &BTreeMap::new(), None)
 }
 
 #[cfg(test)]

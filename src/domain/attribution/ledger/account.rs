@@ -14,7 +14,7 @@ use crate::domain::model::{Account, Holding, HoldingCounters, Moment, Monotonic,
 /// | held | `Some` | earlier terms since the clock last moved | when no observation has the holding |
 /// | ended | `None` | time up to the end | when the clock has passed it: with a reading, or without one when readings are late (`skip_late`) |
 /// | final | `None` | empty | when the retention is over: the account is removed |
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct HolderAccount {
     pub account: Account,
     /// The current holding: its start and its terms; not accounted yet.
@@ -45,14 +45,10 @@ pub struct AccountEntry {
     pub part: Part,
     /// The part of `held_seconds` for which it is known whether it was busy.
     pub known_seconds: f64,
-    /// The use in the time in which both the fraction and busy are known; `None` without such time.
-    pub covered: Option<CoveredUse>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CoveredUse {
-    pub allocated: f64,
-    pub busy: f64,
+    /// The part of `allocated` for which it is known whether it was busy; `None` without such time.
+    covered: Option<f64>,
+    /// The busy time in it.
+    covered_busy: f64,
 }
 
 impl AccountEntry {
@@ -71,9 +67,8 @@ impl AccountEntry {
     pub fn add(&mut self, part: Part, fraction: Option<f64>, covered_seconds: f64) {
         self.known_seconds += part.busy.map_or(0.0, |_| covered_seconds);
         if let Some((busy, fraction)) = part.busy.zip(fraction) {
-            let covered = self.covered.get_or_insert(CoveredUse::default());
-            covered.allocated += fraction * covered_seconds;
-            covered.busy += busy;
+            add_known(&mut self.covered, Some(fraction * covered_seconds));
+            self.covered_busy += busy;
         }
         self.part.add(part);
     }
@@ -91,17 +86,13 @@ impl HolderAccount {
             },
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
-        let open = Some((now.monotonic, HoldingTerms::from(holding)));
         Self {
             account,
-            open,
-            closed: vec![],
-            final_since_scrape: None,
+            open: Some((now.monotonic, HoldingTerms::from(holding))),
             seen,
-            recent_use: RecentRatio::default(),
             held_since: now.monotonic,
             others_until: now.monotonic,
-            is_unread: false,
+            ..Self::default()
         }
     }
 
@@ -165,14 +156,13 @@ impl HolderAccount {
     pub fn add(&mut self, entry: &AccountEntry, gpu_busy: Option<f64>, to: Monotonic, now: Moment) {
         let account = &mut self.account;
         let counters = &mut account.counters;
-        let covered = entry.covered.unwrap_or_default();
         add_known(&mut counters.held_seconds, Some(entry.held_seconds));
         add_known(&mut counters.allocated_seconds, entry.allocated);
-        let uncovered = entry.allocated.map(|allocated| allocated - covered.allocated);
+        let uncovered = entry.allocated.map(|allocated| allocated - entry.covered.unwrap_or(0.0));
         add_known(&mut counters.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
-        if entry.covered.is_some() {
-            add_known(&mut counters.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
-            add_known(&mut counters.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));
+        if let Some(covered) = entry.covered {
+            add_known(&mut counters.idle_seconds, Some((covered - entry.covered_busy).max(0.0)));
+            add_known(&mut counters.borrowed_seconds, Some((entry.covered_busy - covered).max(0.0)));
         }
         add_known(&mut counters.busy_seconds, entry.part.busy);
         add_known(&mut counters.energy_joules, entry.part.energy);

@@ -1,20 +1,29 @@
-//! The ledger of one GPU. In: intervals and gaps, weights. Out: an entry for each account, and unattributed use.
-//! `interval` makes readings intervals, and `present` values of the moment.
+//! The ledger of one GPU. In: its readings and processes, holdings. Out: an entry for each account, and unattributed use. `interval`
+//! makes readings intervals, and `present` values of the moment. Does not use other GPUs.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::account::{AccountEntry, HolderAccount};
-use super::gap::{GapEnergy, GapSeconds};
+use super::gap::GapSeconds;
 use super::interval::{DeviceClock, Gap, IdlePower, InstanceActivity, Interval, is_nothing};
 use super::parts::{Audit, Part, add_known, reason_or_ended};
 use super::segments::{HeldTime, WeightedInterval, cut};
 use super::weights::{MigWeight, MigWeights, SmIncreases, SmWeights, UsedSmTime};
-use crate::domain::attribution::owners::OwnedProcess;
+use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::domain::attribution::retention::Retention;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    ContainerRef, DividedQuantity, GpuUuid, Moment, Monotonic, Owner, UnallocatedUse, Unattributed, UnattributedReason,
+    ContainerRef, DeviceReadings, DeviceTotals, Divided, DividedQuantity, Gpu, GpuUuid, Moment, Monotonic, Owner,
+    UnallocatedUse, Unattributed, UnattributedReason,
 };
+
+/// The inputs of one GPU at one moment; each is absent where it is unknown.
+pub struct DeviceInputs<'a> {
+    pub gpu: Option<&'a Gpu>,
+    pub readings: Option<&'a DeviceReadings>,
+    pub processes: Option<&'a DeviceProcesses>,
+}
 
 /// One GPU: its clock, its current and former holders, and its unattributed use.
 #[derive(Debug, Default)]
@@ -22,9 +31,9 @@ pub struct DeviceLedger {
     pub clock: DeviceClock,
     pub accounts: BTreeMap<HoldingKey, HolderAccount>,
     pub unattributed: Unattributed,
-    pub used_sm_time: UsedSmTime,
+    used_sm_time: UsedSmTime,
     pub idle_power: IdlePower,
-    pub activity: InstanceActivity,
+    activity: InstanceActivity,
     gap_seconds: GapSeconds,
     pub present: PresentState,
     /// Whether the driver has ever reported the SM time of clients as that of the MPS server.
@@ -62,8 +71,43 @@ impl DeviceLedger {
         Unattributed { divided, ..self.unattributed.clone() }
     }
 
+    /// Accounts for the time up to the readings, and up to now where they are late and the device is held.
+    pub fn account_readings(
+        &mut self,
+        inputs: &DeviceInputs<'_>,
+        now: Moment,
+        readings_late: Duration,
+        audit: &mut Audit,
+    ) {
+        let totals = inputs.readings.map(|readings| &readings.totals);
+        if let Some(totals) = totals.filter(|totals| self.clock.is_news(totals)) {
+            self.account_totals(totals, inputs, now, audit);
+        }
+        let is_held = self.accounts.values().any(|holder| !holder.is_final());
+        if is_held && let Some(gap) = self.clock.skip_late(now.monotonic, readings_late) {
+            self.add_gap(&gap, inputs.gpu, now);
+        }
+    }
+
+    /// Moves the clock to the totals, and accounts for what it moved over.
+    fn account_totals(&mut self, totals: &DeviceTotals, inputs: &DeviceInputs<'_>, now: Moment, audit: &mut Audit) {
+        // The first reading counts too, as a ratio is of the time since the reading before.
+        let active = self.activity.ratios(totals);
+        let mig = MigWeights::new(inputs.gpu, &active, inputs.processes);
+        let divided = Divided {
+            busy_seconds: audit.amount(DividedQuantity::Busy, totals.busy_seconds),
+            energy_joules: audit.amount(DividedQuantity::Energy, totals.energy_joules),
+        };
+        let (gap, interval) = self.clock.advance(totals, divided, mig.is_some());
+        if let Some(gap) = gap {
+            self.add_gap(&gap, inputs.gpu, now);
+        }
+        let increases = self.used_sm_time.advance(inputs.processes, totals);
+        self.account(&interval, increases, mig.as_ref(), now, audit);
+    }
+
     /// Divides an interval among the device's holders in it. `increases`: the SM time in it.
-    pub fn account(
+    fn account(
         &mut self,
         interval: &Interval,
         increases: Option<SmIncreases<'_>>,
@@ -136,13 +180,17 @@ impl DeviceLedger {
 
     /// Removes the accounts whose holding has ended long ago.
     pub fn forget(&mut self, now: Monotonic, retention: Retention) {
-        for account in self.accounts.values_mut().filter(|account| account.is_final()) {
-            account.final_since_scrape.get_or_insert(retention.scrapes);
-        }
-        let is_over = |holder: &HolderAccount| holder.ended().is_some_and(|ended| retention.is_over(now, ended));
-        let over = self.accounts.iter().filter(|(_, holder)| is_over(holder));
-        let over: Vec<HoldingKey> = over.map(|(key, _)| key.clone()).collect();
-        over.iter().for_each(|key| self.remove_account(key));
+        let gap_seconds = &mut self.gap_seconds;
+        self.accounts.retain(|key, holder| {
+            if holder.is_final() {
+                holder.final_since_scrape.get_or_insert(retention.scrapes);
+            }
+            let is_over = holder.ended().is_some_and(|ended| retention.is_over(now, ended));
+            if is_over {
+                gap_seconds.remove_account(key);
+            }
+            !is_over
+        });
     }
 
     pub fn remove_account(&mut self, key: &HoldingKey) {
@@ -151,7 +199,7 @@ impl DeviceLedger {
     }
 
     /// Adds the time of a gap as allocated and uncovered. Its energy comes with a reading.
-    pub fn add_gap(&mut self, gap: &Gap, mig: Option<&MigWeights<'_>>, now: Moment) {
+    fn add_gap(&mut self, gap: &Gap, gpu: Option<&Gpu>, now: Moment) {
         if gap.begins {
             self.gap_seconds = GapSeconds::default();
         }
@@ -159,7 +207,9 @@ impl DeviceLedger {
             return;
         }
         let (held_times, accounts) = drain_held_times(&mut self.accounts, gap.from, gap.to);
-        let segments = cut((gap.from, gap.to), &held_times, None, mig);
+        // The activity of MIG devices is not known.
+        let mig = MigWeights::new(gpu, &BTreeMap::new(), None);
+        let segments = cut((gap.from, gap.to), &held_times, None, mig.as_ref());
         segments.iter().for_each(|segment| self.gap_seconds.add(segment, &held_times));
         for (account, time) in accounts.into_iter().zip(&held_times) {
             account.add(&AccountEntry::unused(&time.spans), None, gap.to, now);
@@ -167,15 +217,13 @@ impl DeviceLedger {
     }
 
     fn add_gap_energy(&mut self, joules: f64, audit: &mut Audit) {
-        let GapEnergy { holders, unattributed } = self.gap_seconds.divide(joules, self.idle_power.watts());
-        audit.check(DividedQuantity::Energy, joules, holders.values().chain(unattributed.values()).copied());
-        for (key, joules) in holders {
-            if let Some(holder) = self.accounts.get_mut(&key) {
-                holder.add_gap_energy(joules);
+        let parts = self.gap_seconds.divide(joules, self.idle_power.watts());
+        audit.check(DividedQuantity::Energy, joules, parts.iter().map(|(_, joules)| *joules));
+        for (holder, joules) in parts {
+            match holder {
+                Ok(key) => self.accounts.get_mut(key).into_iter().for_each(|holder| holder.add_gap_energy(joules)),
+                Err(reason) => *self.unattributed.energy_joules.entry(reason).or_default() += joules,
             }
-        }
-        for (reason, joules) in unattributed {
-            *self.unattributed.energy_joules.entry(reason).or_default() += joules;
         }
     }
 }

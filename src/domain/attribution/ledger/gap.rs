@@ -21,14 +21,6 @@ pub struct GapSeconds {
     removed_seconds: f64,
 }
 
-/// The joules of a gap.
-#[derive(Debug, Default)]
-pub struct GapEnergy {
-    pub holders: BTreeMap<HoldingKey, f64>,
-    /// Of time without a holder: `idle` up to the board's idle power, and `unknown`. Of holders whose accounts are removed: `ended`.
-    pub unattributed: BTreeMap<UnattributedReason, f64>,
-}
-
 impl GapSeconds {
     /// Adds a segment. `held_times`: the times by which it was cut.
     pub fn add(&mut self, segment: &IntervalSegment, held_times: &[HeldTime<'_>]) {
@@ -43,21 +35,23 @@ impl GapSeconds {
         self.removed_seconds += self.holders.remove(key).unwrap_or(0.0);
     }
 
-    /// Divides joules by its seconds; of a gap without any they are `unknown`.
-    pub fn divide(&self, joules: f64, idle_watts: Option<f64>) -> GapEnergy {
+    /// Divides joules by its seconds. Those of time without a holder are `idle` up to the board's idle power, else `unknown`; those of
+    /// holders whose accounts are removed are `ended`.
+    pub fn divide(&self, joules: f64, idle_watts: Option<f64>) -> Vec<(Result<&HoldingKey, UnattributedReason>, f64)> {
         use UnattributedReason::{Ended, Idle, Unknown};
         if self.seconds <= 0.0 {
-            return GapEnergy { unattributed: [(Unknown, joules)].into(), ..GapEnergy::default() };
+            return vec![(Err(Unknown), joules)];
         }
         let watts = joules / self.seconds;
         let idle_watts = idle_watts.unwrap_or(0.0).min(watts);
         let unheld = self.seconds - self.holders.values().sum::<f64>() - self.removed_seconds;
         let unheld = if unheld > ROUNDING * self.seconds { unheld } else { 0.0 };
-        let mut unattributed = BTreeMap::from([(Idle, unheld * idle_watts), (Unknown, unheld * (watts - idle_watts))]);
+        let holders = self.holders.iter().map(|(key, seconds)| (Ok(key), seconds * watts));
+        let mut parts: Vec<_> = holders.collect();
+        parts.extend([(Err(Idle), unheld * idle_watts), (Err(Unknown), unheld * (watts - idle_watts))]);
         if self.removed_seconds > 0.0 {
-            unattributed.insert(Ended, self.removed_seconds * watts);
+            parts.push((Err(Ended), self.removed_seconds * watts));
         }
-        let holders = self.holders.iter().map(|(key, seconds)| (key.clone(), seconds * watts)).collect();
-        GapEnergy { holders, unattributed }
+        parts
     }
 }

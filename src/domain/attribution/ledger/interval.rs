@@ -98,9 +98,9 @@ impl DeviceClock {
         matches!(self.last, AccountedTime::OpenGap | AccountedTime::EndedGap)
     }
 
-    /// Whether the time of a reading is accounted already. The first reading counts whatever its time.
-    pub fn has_accounted(&self, complete_until: Monotonic) -> bool {
-        self.is_read() && complete_until <= self.accounted
+    /// Whether totals have time that is not accounted yet. Those of the first pass count whatever its time.
+    pub fn is_news(&self, totals: &DeviceTotals) -> bool {
+        totals.last_pass().is_some_and(|pass| !self.is_read() || pass > self.accounted)
     }
 
     /// Advances to `now` without a reading where the time not accounted is longer than `readings_late`.
@@ -252,10 +252,12 @@ mod tests {
     fn each_event_moves_a_clock_to_its_kind_of_time() {
         let at = Monotonic::from_secs;
         let gap = |from, to, begins| Some(Gap { from: at(from), to: at(to), begins });
-        let read = |clock: &mut DeviceClock, until, gap_until| {
+        let totals = |until, gap_until| {
             let gaps = ReadingGaps { until: at(gap_until), ..ReadingGaps::default() };
-            let totals = DeviceTotals { complete_until: at(until), gaps, ..DeviceTotals::default() };
-            let (gap, interval) = clock.advance(&totals, Divided::default(), false);
+            DeviceTotals { complete_until: at(until), gaps, ..DeviceTotals::default() }
+        };
+        let read = |clock: &mut DeviceClock, until, gap_until| {
+            let (gap, interval) = clock.advance(&totals(until, gap_until), Divided::default(), false);
             (gap, (interval.from, interval.to), clock.is_in_gap())
         };
         let mut clock = DeviceClock::starting(at(10));
@@ -264,7 +266,7 @@ mod tests {
         assert_eq!(read(&mut clock, 20, 0), (None, (at(16), at(20)), false), "an interval");
         assert_eq!(clock.skip_late(at(26), Duration::from_secs(5)), gap(20, 26, true), "late");
         assert_eq!(clock.skip_late(at(32), Duration::from_secs(5)), gap(26, 32, false), "still late");
-        assert!(clock.is_in_gap() && clock.has_accounted(at(25)));
+        assert!(clock.is_in_gap() && !clock.is_news(&totals(32, 0)) && clock.is_news(&totals(33, 0)));
         assert_eq!(read(&mut clock, 34, 0), (gap(32, 34, false), (at(34), at(34)), true), "the end of late readings");
         assert_eq!(read(&mut clock, 40, 36), (gap(34, 36, true), (at(36), at(40)), false), "a gap of the totals");
         let mut clock = DeviceClock::starting(at(10));

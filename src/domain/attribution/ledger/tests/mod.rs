@@ -11,7 +11,7 @@ mod segments;
 use std::ops::{Deref, DerefMut};
 
 use super::*;
-use crate::domain::model::{DeviceTotals, Medium, Stamped};
+use crate::domain::model::{DeviceTotals, Gpu, Medium, Stamped};
 use crate::test_data::{self, LedgerNode};
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
