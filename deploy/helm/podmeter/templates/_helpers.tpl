@@ -93,8 +93,12 @@ ports:
 {{- define "podmeter.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if and (include "podmeter.hostDriver" .) (eq .Values.mode "full") (not (include "podmeter.nvidiaConfigMap" .)) -}}
-{{- $resources := list (dict "kind" "nvidia" "deviceListStrategy" (list "device-nodes")) -}}
-{{- $config = merge $config (dict "devicePlugin" (dict "resources" $resources)) -}}
+{{- $resource := dict "kind" "nvidia" "deviceListStrategy" (list "device-nodes") -}}
+{{- if eq .Values.driver.profile "host" -}}
+{{- /* Where images expect the driver, as on GKE, whose directory is podmeter's default. */ -}}
+{{- $_ := set $resource "driverMounts" (list (dict "hostPath" .Values.driver.root "containerPath" "/usr/local/nvidia")) -}}
+{{- end -}}
+{{- $config = merge $config (dict "devicePlugin" (dict "resources" (list $resource))) -}}
 {{- end -}}
 {{- toYaml $config -}}
 {{- end -}}
