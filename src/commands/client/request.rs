@@ -45,6 +45,10 @@ pub enum ClientError {
     )]
     Unreachable { target: String, error: io::Error },
     #[error(
+        "{host} has no address: {error}; no pod of podmeter has one (kubectl get daemonsets), or the DNS does not respond"
+    )]
+    NoAddress { host: String, error: io::Error },
+    #[error(
         "no agent was found on this node, neither on {DEFAULT_SOCKET} (no listener) nor at {DEFAULT_URL} ({port}): start \
          `podmeter agent` or `podmeter demo`, or give --url http://HOST:9410"
     )]
@@ -140,9 +144,8 @@ async fn over_tcp(url: &HttpUrl, path: &str, mut call: Call) -> Result<Vec<u8>, 
 /// The agent at each address of the URL's host, such as the pods behind a headless Service.
 pub async fn at_each_address(url: &HttpUrl) -> Result<Vec<HttpUrl>, ClientError> {
     let host = url.uri.host().expect("checked when it was parsed").trim_matches(['[', ']']);
-    let found = tokio::time::timeout(DEADLINE, lookup_host((host, 0))).await;
-    let found = found.map_err(|_| ClientError::Late { target: url.to_string(), limit: DEADLINE })?;
-    let found = found.map_err(|error| ClientError::Unreachable { target: url.to_string(), error })?;
+    let found = tokio::time::timeout(DEADLINE, lookup_host((host, 0))).await.unwrap_or_else(|late| Err(late.into()));
+    let found = found.map_err(|error| ClientError::NoAddress { host: host.to_owned(), error })?;
     let addresses: BTreeSet<IpAddr> = found.map(|address| address.ip()).collect();
     Ok(addresses.into_iter().map(|address| HttpUrl { address: Some(address), ..url.clone() }).collect())
 }
@@ -306,6 +309,11 @@ mod tests {
             let found = at_each_address(&url).await.unwrap();
             assert_eq!(found.iter().map(ToString::to_string).collect::<Vec<_>>(), [format!("{url} at {address}")]);
         }
+        // Longer than a label of DNS may be, so that no server is needed.
+        let host = "a".repeat(64);
+        let error = at_each_address(&format!("http://{host}:9410").parse().unwrap()).await.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{host} has no address: ")), "{error}");
+        assert!(error.contains("no pod of podmeter has one (kubectl get daemonsets), or the DNS"), "{error}");
     }
 
     #[test]

@@ -54,7 +54,8 @@ fn agent(observations: &Observations) -> CheckOutcome {
     let record = answers.record.as_ref().map_err(unknown)?;
     let text = |key: &str| record.pointer(key).and_then(Value::as_str).unwrap_or("unknown");
     let (version, own) = (text("/running/version"), observations.version);
-    let found = format!("podmeter {version} ({}) on {}", text("/running/revision"), answers.target);
+    let (revision, node) = (text("/running/revision"), text("/node/name"));
+    let found = format!("podmeter {version} ({revision}) of node {node} on {}", answers.target);
     Ok(match version == own {
         true => Finding::ok(found),
         false => Finding::warning(format!("{found}, and this is {own}"), OWN_VERSION),

@@ -134,7 +134,7 @@ fn agent_cases() -> Vec<DoctorCase> {
         "agent", silent(late), Failed, "did not respond";
         "agent", silent(forbidden), Failed, "permission denied";
         "agent", Box::new(|observations| observations.version = "1.3.0"),
-            Warning, "podmeter 1.2.3 (abc) on unix:/run/podmeter.sock, and this is 1.3.0";
+            Warning, "podmeter 1.2.3 (abc) of node gpu-1 on unix:/run/podmeter.sock, and this is 1.3.0";
         "agent", agent(|answers| answers.record = Err("404".into())), Warning, "without its version";
         "agent_ready", agent(|answers| answers.ready = Err("waiting for the kubelet".into())), Failed, "waiting";
         "agent_ready", silent(late), Skipped, "no agent answers";

@@ -44,7 +44,7 @@ pub fn node() -> Value {
 pub fn answers() -> AgentResponses {
     AgentResponses {
         target: AgentTarget::Socket("/run/podmeter.sock".into()),
-        record: Ok(json!({"running": {"version": "1.2.3", "revision": "abc"}})),
+        record: Ok(json!({"node": {"name": "gpu-1"}, "running": {"version": "1.2.3", "revision": "abc"}})),
         node: Ok(node()),
         ready: Ok(()),
         pages: vec![(AgentTarget::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(2))],
