@@ -54,7 +54,7 @@ impl ServedResources {
         let status = ResourceStatus::begin(resource.clone(), config, self.clock, self.publish.clone());
         status.offered(&offer);
         // The registration logs the number of devices; this logs those that are unhealthy for a reason of the plugin.
-        log_changes(&offer.as_healthy(), &offer);
+        log_changes(None, &offer);
         let (publish_offer, offer) = watch::channel(Arc::new(offer));
         let (publish_facts, facts) = watch::channel(facts);
         let (stop, stopped) = watch::channel(None);
@@ -103,7 +103,7 @@ impl ServedResource {
             self.facts.send_replace(Arc::clone(facts));
         }
         if let Some(offer) = offer.filter(|offer| **self.offer.borrow() != **offer) {
-            log_changes(&self.offer.borrow(), offer);
+            log_changes(Some(&self.offer.borrow()), offer);
             self.count_transitions(offer);
             self.status.offered(offer);
             self.offer.send_replace(Arc::new(offer.clone()));
@@ -123,7 +123,7 @@ impl ServedResource {
 
     /// Counts the changes of health; that of a device that becomes healthy under its former reason.
     fn count_transitions(&self, now: &Offer) {
-        for (device, before) in paired(&self.offer.borrow(), now) {
+        for (device, before) in paired(Some(&self.offer.borrow()), now) {
             match (before, &device.health) {
                 (Some(Ok(())), Err(unhealthy)) => self.status.transition("unhealthy", unhealthy.reason),
                 (Some(Err(unhealthy)), Ok(())) if unhealthy.known => {
@@ -135,18 +135,17 @@ impl ServedResource {
     }
 }
 
-/// Each device, with its earlier health.
+/// Each device, with its earlier health; without an earlier offer it was healthy.
 fn paired<'o>(
-    before: &'o Offer,
+    before: Option<&'o Offer>,
     now: &'o Offer,
 ) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o OfferedHealth>)> {
-    let known: BTreeMap<&DeviceId, &OfferedHealth> =
-        before.devices.iter().map(|device| (&device.id, &device.health)).collect();
-    now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
+    let earlier = move |device| before.map_or(Some(&Ok(())), |before| Some(&before.device(device)?.health));
+    now.devices.iter().map(move |device| (device, earlier(&device.id)))
 }
 
 /// Logs changes of the devices, one line for all devices of one reason. `agent::health` logs device health.
-fn log_changes(before: &Offer, now: &Offer) {
+fn log_changes(before: Option<&Offer>, now: &Offer) {
     let resource = &now.resource;
     let (mut new, mut changed) = (vec![], BTreeMap::new());
     for (device, before) in paired(before, now) {

@@ -96,18 +96,12 @@ pub(super) fn list_bytes(offer: &Offer) -> usize {
 }
 
 fn too_long(offer: &Offer, is_offered: bool) -> String {
-    let devices = offer.devices.len();
+    let (name, devices) = (&offer.resource, offer.devices.len());
+    let what = if is_offered { "offered without its new devices" } else { "not offered" };
     let most = MOST_LIST_BYTES / list_bytes(offer).div_ceil(devices);
-    let name = &offer.resource;
-    let (what, remedy) = match is_offered {
-        true => (
-            format!("new devices of {name} are not offered"),
-            ", or restart podmeter, which forgets those that are gone",
-        ),
-        false => (format!("{name} is not offered"), ""),
-    };
     format!(
-        "{what}: its list of {devices} devices and slots exceeds the 4 MiB that the kubelet accepts; configure {most} at most{remedy}"
+        "{name} is {what}: its list of {devices} devices and slots exceeds the 4 MiB that the kubelet accepts; configure {most} at \
+         most, or restart podmeter where some are gone for good"
     )
 }
 
@@ -144,7 +138,7 @@ impl Offer {
     #[must_use]
     pub fn with_holders(mut self, held: &HeldHardware) -> Self {
         // Sorted by ID, so that slots of the same hardware follow each other.
-        let is_offered = |id: &DeviceId| self.devices.binary_search_by(|device| device.id.cmp(id)).is_ok();
+        let is_offered = |id: &DeviceId| self.device(id).is_some();
         let others = held.others(|resource, id| *resource == self.resource && is_offered(id));
         let mut last: (&str, Option<Arc<str>>) = ("", None);
         let mut holders = vec![];

@@ -59,10 +59,9 @@ impl PluginUnhealthy {
 }
 
 impl Offer {
-    /// The offer with every device healthy.
-    pub fn as_healthy(&self) -> Self {
-        let healthy = |device: &OfferedDevice| OfferedDevice { health: Ok(()), ..device.clone() };
-        Self { resource: self.resource.clone(), devices: self.devices.iter().map(healthy).collect() }
+    pub fn device(&self, id: &DeviceId) -> Option<&OfferedDevice> {
+        let position = self.devices.binary_search_by(|device| device.id.cmp(id)).ok()?;
+        Some(&self.devices[position])
     }
 }
 

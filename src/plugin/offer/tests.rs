@@ -88,7 +88,7 @@ fn the_number_of_slots_is_limited_by_what_the_kubelet_accepts() {
     assert_eq!(ids(&offers), ids(&before));
     assert_eq!(offers[0].devices.iter().filter(|device| device.health.is_ok()).count(), 14_000);
     let problem = &problems[0];
-    assert!(problem.contains("new devices of nvidia.com/gpu are not offered: its list of 70000"), "{problem}");
+    assert!(problem.contains("nvidia.com/gpu is offered without its new devices: its list of 70000"), "{problem}");
     assert!(problem.contains("restart podmeter"), "{problem}");
 }
 
