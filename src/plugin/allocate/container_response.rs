@@ -5,7 +5,6 @@
 
 use std::path::Path;
 
-use super::refusal::AllocationRefusal;
 use crate::domain::model::{DeviceId, PluginUnhealthyReason};
 use crate::plugin::config::{DeviceListStrategy, DriverMount, EntryConfig, NvidiaConfig};
 use crate::plugin::hash::stable_hash;
@@ -20,6 +19,24 @@ const NO_DEVICES: &str = "void";
 const MOUNTED_DEVICES: &str = "/var/run/nvidia-container-devices";
 /// The variable that containers with simulated devices get.
 const SIMULATED_DEVICES: &str = "PODMETER_SIMULATED_DEVICES";
+
+/// A refused call. The kubelet shows the message in the pod's status.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct AllocationRefusal {
+    pub result: CallResult,
+    pub message: String,
+}
+
+impl AllocationRefusal {
+    pub fn held(id: &DeviceId, holder: &str) -> Self {
+        Self { result: CallResult::Held, message: format!("device {id} is {holder}") }
+    }
+
+    pub fn unhealthy(id: &DeviceId, reason: &str) -> Self {
+        Self { result: CallResult::Unhealthy, message: format!("device {id} is unhealthy: {reason}") }
+    }
+}
 
 /// Answers one container's request for `ids`, in their order; a GPU that has several of the slots appears once.
 ///
@@ -39,12 +56,15 @@ pub fn container_response(
     }
 }
 
+pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
+    ids.iter().map(|id| DeviceId::new(id.as_str())).collect()
+}
+
 pub(super) fn usable_device<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, AllocationRefusal> {
-    let Ok(position) = offer.devices.binary_search_by(|device| device.id.cmp(id)) else {
+    let Some(device) = offer.device(id) else {
         let message = format!("device {id} is not one of this resource's");
         return Err(AllocationRefusal { result: CallResult::UnknownDevice, message });
     };
-    let device = &offer.devices[position];
     match &device.health {
         Ok(()) => Ok(device),
         Err(unhealthy) if unhealthy.reason == PluginUnhealthyReason::Held => {

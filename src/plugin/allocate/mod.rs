@@ -6,7 +6,6 @@
 mod container_response;
 mod pre_start;
 mod preferred_allocation;
-mod refusal;
 mod service;
 #[cfg(test)]
 mod tests;

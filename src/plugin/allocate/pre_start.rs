@@ -2,8 +2,7 @@
 //!
 //! In: the configured checks, the offer, the last readings. Out: whether the container may start. Does not use: the pod.
 
-use super::container_response::usable_device;
-use super::refusal::AllocationRefusal;
+use super::container_response::{AllocationRefusal, usable_device};
 use crate::domain::model::{DeviceId, DeviceProcess, HardwareState, Medium, MemoryUse};
 use crate::plugin::config::PreStartCheck;
 use crate::plugin::offer::{Offer, OfferedDevice, OfferedHardware};

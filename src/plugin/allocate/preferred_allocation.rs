@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::container_response::device_ids;
 use crate::domain::holders::HoldersState;
 use crate::domain::model::{DeviceId, DeviceReadings, GpuUuid};
 use crate::domain::preference::{
@@ -50,10 +51,6 @@ pub fn preferred_allocation(
         return choose_gpus(&request, topology, &drawbacks);
     }
     choose_slots(&request, topology, &drawbacks, &offered, nvidia.slot_policy)
-}
-
-pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
-    ids.iter().map(|id| DeviceId::new(id.as_str())).collect()
 }
 
 #[cfg(test)]

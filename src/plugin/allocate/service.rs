@@ -10,14 +10,12 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::container_response::container_response;
+use super::container_response::{AllocationRefusal, container_response, device_ids};
 use super::pre_start;
-use super::preferred_allocation::{device_ids, preferred_allocation};
-use super::refusal::AllocationRefusal;
+use super::preferred_allocation::preferred_allocation;
 use crate::clock::Clock;
 use crate::domain::model::DeviceId;
 use crate::domain::periods::{LIST_PROCESSED, LISTS_COALESCED};
-use crate::domain::preference::PreferredDevices;
 use crate::plugin::config::EntryConfig;
 use crate::plugin::host::HostFacts;
 use crate::plugin::inputs::PluginInputs;
@@ -25,9 +23,9 @@ use crate::plugin::offer::{Offer, OfferedDevice};
 use crate::plugin::status::{CallResult, ResourceStatus};
 use crate::wire::v1beta1::device_plugin_server::DevicePlugin;
 use crate::wire::v1beta1::{
-    AllocateRequest, AllocateResponse, ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse,
-    Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest,
-    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, TopologyInfo,
+    AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
+    ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, TopologyInfo,
 };
 
 /// What a resource's servers answer from, across all its registrations, and the status that they publish.
@@ -40,16 +38,6 @@ pub struct ServiceInputs {
     pub plugin: PluginInputs,
     pub status: ResourceStatus,
     pub clock: Clock,
-}
-
-impl ServiceInputs {
-    /// The preferred devices; none for a resource without preferences.
-    fn preferred_allocation(&self, request: &ContainerPreferredAllocationRequest) -> PreferredDevices {
-        let Some(nvidia) = self.config.nvidia() else { return PreferredDevices::default() };
-        let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
-        let holders = Arc::clone(&self.plugin.holders.borrow());
-        preferred_allocation(nvidia, &offer, &facts.topology, &holders, request)
-    }
 }
 
 /// How many streams of the list are open; `None` before the first.
@@ -118,10 +106,13 @@ impl DevicePlugin for PluginService {
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let inputs = &self.inputs;
         let began = inputs.clock.now().monotonic;
-        let requests = request.into_inner().container_requests;
+        let (offer, facts) = (Arc::clone(&inputs.offer.borrow()), Arc::clone(&inputs.facts.borrow()));
+        let holders = Arc::clone(&inputs.plugin.holders.borrow());
         let (mut container_responses, mut fallbacks) = (vec![], vec![]);
-        for request in requests {
-            let choice = inputs.preferred_allocation(&request);
+        for request in request.into_inner().container_requests {
+            let choose = |nvidia| preferred_allocation(nvidia, &offer, &facts.topology, &holders, &request);
+            // A resource of another kind has no preferences.
+            let choice = inputs.config.nvidia().map(choose).unwrap_or_default();
             fallbacks.extend(choice.fallback.map(<&str>::from));
             let device_i_ds = choice.ids.iter().map(ToString::to_string).collect();
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use super::container_response::AllocationRefusal;
 use super::container_response::container_response;
-use super::refusal::AllocationRefusal;
 use crate::domain::model::{DeviceId, Gpu, Inventory};
 use crate::plugin::config::{EntryConfig, NvidiaConfig};
 use crate::plugin::host::DriverFiles;
