@@ -95,7 +95,7 @@ fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     for resource in resources.into_iter().filter(|resource| is_ours(resource)) {
         let ids = listed.and_then(|listed| listed.get(resource)).cloned().unwrap_or_default();
         // The doctor has sent no IDs; those of a running podmeter do not conflict, because its socket is live.
-        let Some(other) = plugin::other_plugin(resource, &ids, &BTreeSet::new(), live) else { continue };
+        let Some(other) = plugin::other_plugin(resource, &ids, |_| false, live) else { continue };
         return Ok(match &other {
             OtherPlugin::Socket(socket) if listed.is_some() && ids.is_empty() => {
                 Finding::failed(plugin::unserved(resource, socket), "restart that plugin's pod, or remove it")

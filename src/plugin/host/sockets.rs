@@ -74,6 +74,11 @@ pub fn is_a_podmeters(name: &str, resource: &ResourceName) -> bool {
     unique.is_some_and(|unique| unique.len() == 12 && unique.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
+/// Whether it is the name of a podmeter's socket, of any resource.
+pub fn is_any_podmeters(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
 /// The names of the wanted sockets in the directory that accept connections, sorted, without the kubelet's.
 pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let mut live = vec![];
@@ -100,8 +105,7 @@ pub fn others(directory: &Path) -> BTreeSet<String> {
 
 /// Removes sockets of an earlier podmeter that refuse connections.
 pub async fn remove_stale(directory: &Path) {
-    let is_podmeters = |name: &String| name.starts_with(PREFIX) && name.ends_with(SUFFIX);
-    for name in names(directory).into_iter().filter(is_podmeters) {
+    for name in names(directory).into_iter().filter(|name| is_any_podmeters(name)) {
         let path = directory.join(&name);
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if UnixStream::connect(&path).await.is_err_and(refused) {

@@ -1,18 +1,23 @@
-//! Detects another plugin that serves the resource or offers its hardware, and a registration that the kubelet lost.
+//! Decides whether another plugin has the resource: one machine for an attempt, from its wait to the end of its registration. Pure.
 //!
-//! A plugin that registers the resource after us replaces us without a notice; when it ends, a kubelet up to 1.36 drops
-//! the resource, without a notice too. Both show in what the kubelet lists as allocatable: the healthy devices of the
-//! plugin that it uses. That list is compared with the offer after each change in the plugin directory and every ten
-//! seconds (`kubelet::schedule`):
+//! The kubelet uses the plugin that registered last, and the one before gets no notice. When either ends, a kubelet up to 1.36 drops
+//! the resource, without a notice too. Both show only in what it lists as allocatable: the healthy devices of the plugin that it uses.
+//! That list is compared with the offer after each change in the plugin directory and every ten seconds (`kubelet::schedule`).
 //!
-//! - device IDs that this process never sent, or a live socket of a known plugin: a conflict;
-//! - a device that a container was given and this process did not grant: a conflict; a kubelet that restarts gives out the
-//!   devices of its checkpoint without a call, which are none;
-//! - none of our healthy IDs, in two answers: unlisted. A single answer may be from the moment of a change.
+//! | the first that applies | waiting to register | registered |
+//! |---|---|---|
+//! | a socket of a known plugin of the resource accepts connections | `Conflict`; `Unserved` once two answers, `LIST_SHOWN` apart, list no device of the resource | `Conflict` |
+//! | the kubelet lists IDs that this process never sent, and no podmeter's socket accepts connections: that is a rolling update | `Conflict`; `Ending` for `DROPPED` after a socket that may be its plugin's has ended | `Conflict` |
+//! | the kubelet lists our hardware as another resource, of another plugin | as above | – |
+//! | a container has a device that we did not grant (`grants`) | – | `Conflict`, until none of our devices is listed |
+//! | nothing of this after `Conflict` | `Free` | `Ended` |
+//! | none of our healthy devices is listed | `Free` | `Absent`; `Unlisted` once an answer `LIST_SHOWN` later lists none either: one may be from the moment of a change |
+//! | nothing of this | `Free` | `Free` |
 //!
-//! A call of the kubelet shows that it uses this process, whatever sockets there are: `Comparisons::called`.
+//! In a registration, an answer counts from `LIST_SHOWN` after the kubelet has opened the list. A call of the kubelet shows that it uses
+//! this process, whatever sockets there are: it ends a conflict, and answers count from `LIST_SHOWN` after it.
 //!
-//! In: answers of the kubelet, names of live sockets, the offer, calls. Out: a `Comparison`. Pure.
+//! In: answers of the kubelet, names of sockets, the offer, calls. Out: a `ConflictState`.
 
 use super::grants::Grants;
 use crate::domain::holders::other_offer;
@@ -22,85 +27,146 @@ use crate::plugin::host::sockets;
 use crate::plugin::offer::Offer;
 use crate::words::counted;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 pub(super) const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
+/// The longest time in which the kubelet may list devices of a plugin whose socket is gone.
+const DROPPED: Duration = Duration::from_secs(10);
 
-/// The result for the kubelet's last answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Comparison {
-    /// At least one of our healthy devices is listed, or there is nothing to compare.
-    Listed,
+pub enum ConflictState {
+    Free,
+    /// Another plugin has the resource or its hardware; the text names it, with a remedy.
+    Conflict(String),
+    /// The kubelet's last answer lists its devices, but the plugin has just ended: query again.
+    Ending,
+    /// A plugin listens, of which the kubelet has listed no device for this long; in words with a remedy.
+    Unserved(String, Duration),
     /// None of our healthy devices is listed. The first answer to a query from this time on decides.
     Absent(Monotonic),
-    /// None is listed in that answer either, `LIST_SHOWN` later: the registration is lost.
+    /// The registration is lost.
     Unlisted,
-    /// Another plugin has the resource; the text names it, with a remedy.
-    Conflict(String),
-    /// The other plugin no longer has it.
-    ConflictEnded,
+    /// The other plugin no longer has the resource: a kubelet up to 1.36 has dropped it.
+    Ended,
 }
 
-/// The comparisons of one registration.
-#[derive(Debug)]
-pub struct Comparisons {
-    /// The time before which an answer may be without our list.
-    from: Monotonic,
+#[derive(Debug, Default)]
+pub struct ConflictCheck {
+    /// The time from which answers count, in a registration.
+    registered_from: Option<Monotonic>,
+    in_conflict: bool,
     /// The time of the last answer.
-    compared: Option<Monotonic>,
-    last: Comparison,
+    answered: Option<Monotonic>,
+    /// The first and the last of the answers in a row that list no device of the resource, or in a registration none of our healthy ones.
+    unlisted: Option<(Monotonic, Monotonic)>,
+    /// The sockets, and those of them that can matter and accept connections, with true.
+    sockets: BTreeSet<(String, bool)>,
+    /// When each socket disappeared, or stopped to accept connections.
+    ended: BTreeMap<String, Monotonic>,
     grants: Grants,
 }
 
-/// What a comparison uses beside the offer.
-pub struct Compared<'a> {
+/// What a check uses beside the offer.
+pub struct Observed<'a> {
+    pub now: Monotonic,
+    pub kubelet: &'a KubeletState,
     /// The devices that ended registrations sent to the kubelet.
     pub advertised: &'a BTreeSet<DeviceId>,
-    pub kubelet: &'a KubeletState,
-    /// The sockets that can matter, without ours and those that do not serve.
+    /// The sockets in the directory, without the kubelet's.
+    pub sockets: BTreeSet<String>,
+    /// The sockets that can matter and accept connections, without ours and those that do not serve.
     pub live: &'a [String],
+    /// Another resource, whose plugin offers the same hardware, while it is a reason to wait; in words with a remedy.
+    pub other_resource: Option<(ResourceName, String)>,
     /// How often this registration granted each device.
     pub granted: &'a BTreeMap<DeviceId, u64>,
 }
 
-impl Comparisons {
-    /// Begins the comparisons, when the kubelet has opened our list.
-    pub fn new(now: Monotonic) -> Self {
-        Self { from: now + LIST_SHOWN, compared: None, last: Comparison::Listed, grants: Grants::default() }
+impl ConflictCheck {
+    /// Records that the kubelet uses this plugin now: it has opened the list of a registration, or called. A conflict is over.
+    pub fn used(&mut self, now: Monotonic) {
+        let mut grants = std::mem::take(&mut self.grants);
+        grants.other = None;
+        *self = Self { registered_from: Some(now + LIST_SHOWN), grants, ..Self::default() };
     }
 
-    /// Records a call of the kubelet: it uses this plugin now, and a conflict is over.
-    pub fn called(&mut self, now: Monotonic) {
-        (self.from, self.last, self.grants.other) = (now, Comparison::Listed, None);
-    }
-
-    /// Compares the kubelet's last answer with the offer; each answer counts once.
-    pub fn compare(&mut self, offer: &Offer, now: &Compared<'_>) -> Comparison {
-        let answer = now.kubelet.allocatable.as_ref().zip(now.kubelet.allocatable_at);
-        let answer = answer.filter(|(_, at)| at.monotonic >= self.from);
+    pub fn observe(&mut self, offer: &Offer, observed: &Observed<'_>) -> ConflictState {
+        self.record_sockets(observed);
+        let (kubelet, resource) = (observed.kubelet, &offer.resource);
+        let is_registered = self.registered_from.is_some();
+        let counts_from = self.registered_from.unwrap_or_default();
+        let answer = kubelet.allocatable.as_ref().zip(kubelet.allocatable_at);
+        let answer = answer.filter(|(_, at)| at.monotonic >= counts_from);
         let nothing = BTreeSet::new();
-        let listed = answer.and_then(|(listed, _)| listed.devices.get(&offer.resource)).unwrap_or(&nothing);
-        let sent = offer.devices.iter().map(|device| device.id.clone()).chain(now.advertised.iter().cloned()).collect();
+        let listed = answer.and_then(|(listed, _)| listed.devices.get(resource)).unwrap_or(&nothing);
         let mut healthy = offer.devices.iter().filter(|device| device.health.is_ok()).peekable();
-        let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
-        if now.kubelet.allocations_at.is_some_and(|at| at.monotonic >= self.from) {
-            self.grants.compare(&offer.resource, now);
+        let is_unlisted = match is_registered {
+            true => healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id)),
+            false => listed.is_empty(),
+        };
+        let at = answer.map(|(_, at)| at.monotonic);
+        let is_new = std::mem::replace(&mut self.answered, at) != at;
+        match at.filter(|_| is_unlisted) {
+            None => self.unlisted = None,
+            Some(at) if is_new => self.unlisted = Some((self.unlisted.map_or(at, |(first, _)| first), at)),
+            Some(_) => {}
         }
-        self.grants.other.take_if(|_| answer.is_some() && is_absent);
-        let other = other_plugin(&offer.resource, listed, &sent, now.live).map(|other| other.text(&offer.resource));
-        if let Some(other) = other.or_else(|| self.grants.other.clone()) {
-            self.last = Comparison::Conflict(other);
-        } else if let Comparison::Conflict(_) = self.last {
-            self.last = Comparison::ConflictEnded;
-        } else if let Some(at) = answer.map(|(_, at)| at.monotonic).filter(|at| self.compared != Some(*at)) {
-            self.compared = Some(at);
-            self.last = match self.last {
-                _ if !is_absent => Comparison::Listed,
-                Comparison::Absent(decided_from) if at >= decided_from => Comparison::Unlisted,
-                Comparison::Absent(decided_from) => Comparison::Absent(decided_from),
-                _ => Comparison::Absent(at + LIST_SHOWN),
-            };
+        if is_registered && kubelet.allocations_at.is_some_and(|at| at.monotonic >= counts_from) {
+            self.grants.compare(resource, observed);
         }
-        self.last.clone()
+        self.grants.other.take_if(|_| answer.is_some() && is_unlisted);
+        let is_sent = |id: &DeviceId| observed.advertised.contains(id) || is_registered && offer.device(id).is_some();
+        let other = other_plugin(resource, listed, is_sent, observed.live);
+        let state = if is_registered {
+            self.while_registered(resource, other)
+        } else {
+            self.while_waiting(resource, other, observed)
+        };
+        self.in_conflict = matches!(state, ConflictState::Conflict(_));
+        state
+    }
+
+    fn record_sockets(&mut self, observed: &Observed<'_>) {
+        let there = observed.sockets.iter().map(|socket| (socket.clone(), false));
+        let sockets = there.chain(observed.live.iter().map(|socket| (socket.clone(), true))).collect();
+        let before = std::mem::replace(&mut self.sockets, sockets);
+        self.ended.extend(before.difference(&self.sockets).map(|(socket, _)| (socket.clone(), observed.now)));
+        if self.registered_from.is_none() && before.symmetric_difference(&self.sockets).any(|(_, is_live)| *is_live) {
+            (self.unlisted, self.answered) = (None, None);
+        }
+    }
+
+    fn while_waiting(
+        &self,
+        resource: &ResourceName,
+        other: Option<OtherPlugin>,
+        observed: &Observed<'_>,
+    ) -> ConflictState {
+        let unlisted_for = self.unlisted.map_or(Duration::ZERO, |(first, last)| last.since(first));
+        let (its_resource, text) = match (&other, &observed.other_resource) {
+            (Some(OtherPlugin::Socket(socket)), None) if unlisted_for >= LIST_SHOWN => {
+                return ConflictState::Unserved(unserved(resource, socket), unlisted_for);
+            }
+            (Some(other @ OtherPlugin::Socket(_)), _) => return ConflictState::Conflict(other.text(resource)),
+            (Some(other), _) => (resource, other.text(resource)),
+            (None, Some((its_resource, text))) => (its_resource, text.clone()),
+            (None, None) => return ConflictState::Free,
+        };
+        let has_ended = |(socket, at): (&String, &Monotonic)| {
+            observed.now.since(*at) < DROPPED && may_be_a_plugins(socket, its_resource)
+        };
+        if self.ended.iter().any(has_ended) { ConflictState::Ending } else { ConflictState::Conflict(text) }
+    }
+
+    fn while_registered(&self, resource: &ResourceName, other: Option<OtherPlugin>) -> ConflictState {
+        let other = other.map(|other| other.text(resource)).or_else(|| self.grants.other.clone());
+        match (other, self.unlisted) {
+            (Some(text), _) => ConflictState::Conflict(text),
+            (None, _) if self.in_conflict => ConflictState::Ended,
+            (None, None) => ConflictState::Free,
+            (None, Some((first, last))) if last >= first + LIST_SHOWN => ConflictState::Unlisted,
+            (None, Some((first, _))) => ConflictState::Absent(first + LIST_SHOWN),
+        }
     }
 }
 
@@ -130,35 +196,35 @@ impl OtherPlugin {
 
 /// The other plugin that serves the resource. `None`: none, or another podmeter, in a rolling update.
 ///
-/// `allocatable` are the kubelet's devices of the resource, `sent` those that this process has sent it, and `live` the
-/// names of the sockets that accept connections. Before the first registration nothing is `sent`: another plugin may list
-/// the same GPU by the same UUID as our offer.
+/// `allocatable` are the kubelet's devices of the resource, and `live` the names of the sockets that accept connections. `is_sent`:
+/// whether this process has sent the kubelet the device. Before the first registration it has sent none: another plugin may list the
+/// same GPU by the same UUID as our offer.
 pub fn other_plugin(
     resource: &ResourceName,
     allocatable: &BTreeSet<DeviceId>,
-    sent: &BTreeSet<DeviceId>,
+    is_sent: impl Fn(&DeviceId) -> bool,
     live: &[String],
 ) -> Option<OtherPlugin> {
     if let Some(socket) = live.iter().find(|name| known_resource(name).as_ref() == Some(resource)) {
         return Some(OtherPlugin::Socket(socket.clone()));
     }
-    let others = allocatable.difference(sent).count();
+    let others = allocatable.iter().filter(|id| !is_sent(id)).count();
     let rolling_update = live.iter().any(|name| sockets::is_a_podmeters(name, resource));
     (others > 0 && !rolling_update).then_some(OtherPlugin::Listed(others))
 }
 
-/// A plugin of a resource that is not `is_own`, whose devices are on the hardware of the offer, in words with a remedy.
+/// A resource that is not `is_own`, whose plugin has devices on the hardware of the offer, and the conflict in words with a remedy.
 /// The kubelet accounts for each resource separately, and would give the same hardware to two pods.
 pub fn other_resource(
     offer: &Offer,
     kubelet: &KubeletState,
     inventory: &Inventory,
     is_own: impl Fn(&ResourceName) -> bool,
-) -> Option<String> {
+) -> Option<(ResourceName, String)> {
     let present = offer.devices.iter().filter(|device| !device.is_absent());
     let hardware = present.filter_map(|device| device.hardware.device()).collect();
     let (other, count) = other_offer(&hardware, kubelet.allocatable.as_ref()?, inventory, is_own)?;
-    Some(other_resource_text(other, count, &offer.resource))
+    Some((other.clone(), other_resource_text(other, count, &offer.resource)))
 }
 
 /// The conflict with a plugin that offers the hardware of `resource` as another one, with a remedy.
@@ -181,6 +247,11 @@ pub fn may_matter(socket: &str, resource: &ResourceName) -> bool {
     known_resource(socket).as_ref() == Some(resource) || sockets::is_a_podmeters(socket, resource)
 }
 
+/// Whether a plugin of the resource may have had a socket of this name: one that matters, or of a plugin that is not known.
+fn may_be_a_plugins(socket: &str, resource: &ResourceName) -> bool {
+    may_matter(socket, resource) || known_resource(socket).is_none() && !sockets::is_any_podmeters(socket)
+}
+
 /// The resource behind a socket that another vendor's plugin is known to listen on.
 pub fn known_resource(socket: &str) -> Option<ResourceName> {
     let name = socket.strip_suffix(".sock")?;
@@ -190,181 +261,4 @@ pub fn known_resource(socket: &str) -> Option<ResourceName> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::domain::model::{Gpu, PluginUnhealthyReason};
-    use crate::plugin::offer::{OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
-    use crate::test_data::{allocatable, at_second, holder, inventory, kubelet, offering_kubelet};
-
-    fn found(allocatable: &[&str], sent: &[&str], live: &[&str]) -> Option<String> {
-        let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
-        let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
-        let resource = "nvidia.com/gpu".into();
-        other_plugin(&resource, &ids(allocatable), &ids(sent), &live).map(|other| other.text(&resource))
-    }
-
-    #[test]
-    fn devices_that_podmeter_did_not_advertise_are_another_plugins() {
-        assert_eq!(found(&[], &[], &[]), None);
-        assert_eq!(found(&["GPU-a"], &["GPU-a", "GPU-b"], &[]), None, "our own of a moment ago");
-        let text = found(&["GPU-a", "GPU-c"], &["GPU-a"], &["other.sock"]).unwrap();
-        assert!(text.contains("1 device of nvidia.com/gpu") && text.contains("takeover"), "{text}");
-    }
-
-    #[test]
-    fn another_podmeter_is_a_rolling_update() {
-        assert_eq!(found(&["GPU-a"], &[], &["podmeter-nvidia.com_gpu-0123456789ab.sock"]), None);
-        assert!(found(&["GPU-a"], &[], &["podmeter-nvidia.com_mig-1g-0123456789ab.sock"]).is_some());
-    }
-
-    #[test]
-    fn a_known_plugins_live_socket_is_a_conflict_before_the_kubelet_lists_anything() {
-        assert!(found(&[], &[], &["nvidia-gpu.sock"]).is_some_and(|text| text.contains("nvidia-gpu.sock")));
-        assert!(found(&[], &[], &["nvidiaGPU-1700000000.sock"]).is_some());
-        assert_eq!(found(&[], &[], &["nvidia-mig-1g.10gb.sock", "intel.sock"]), None);
-    }
-
-    /// A registration whose list, with device `x`, the kubelet opened after ten seconds.
-    struct Registration {
-        comparisons: Comparisons,
-        offer: Offer,
-    }
-
-    impl Registration {
-        fn new(health: OfferedHealth) -> Self {
-            let device = OfferedDevice { health, ..OfferedDevice::new("x", OfferedHardware::Nothing) };
-            let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
-            Self { comparisons: Comparisons::new(Monotonic::from_secs(10)), offer }
-        }
-
-        fn answered(&mut self, second: u64, listed: &[&str], live: &[&str]) -> Comparison {
-            let kubelet = KubeletState {
-                allocatable_at: Some(at_second(second)),
-                ..offering_kubelet(self.offer.resource.as_str(), listed)
-            };
-            let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
-            self.compare(&kubelet, &live, &[])
-        }
-
-        fn compare(&mut self, kubelet: &KubeletState, live: &[String], granted: &[(&str, u64)]) -> Comparison {
-            let granted = granted.iter().map(|(id, count)| (DeviceId::from(*id), *count)).collect();
-            let advertised = BTreeSet::from(["earlier".into()]);
-            self.comparisons
-                .compare(&self.offer, &Compared { advertised: &advertised, kubelet, live, granted: &granted })
-        }
-    }
-
-    #[test]
-    fn our_devices_are_unlisted_when_two_answers_after_the_list_was_opened_lack_them() {
-        let mut registration = Registration::new(Ok(()));
-        for (second, listed, expected) in [
-            (9, &[][..], Comparison::Listed),
-            (10, &[], Comparison::Listed),
-            (11, &[], Comparison::Absent(Monotonic::from_secs(12))),
-            (11, &[], Comparison::Absent(Monotonic::from_secs(12))),
-            (12, &["x"], Comparison::Listed),
-            (22, &["earlier"], Comparison::Absent(Monotonic::from_secs(23))),
-            (23, &["earlier"], Comparison::Unlisted),
-        ] {
-            assert_eq!(registration.answered(second, listed, &[]), expected, "{second}");
-        }
-    }
-
-    /// `GetAllocatableResources` has healthy devices only.
-    #[test]
-    fn unhealthy_devices_are_not_missed() {
-        let unhealthy = PluginUnhealthy::device(crate::domain::model::UnhealthyReason::Lost, "lost");
-        let mut registration = Registration::new(Err(unhealthy));
-        for second in 11..15 {
-            assert_eq!(registration.answered(second, &[], &[]), Comparison::Listed);
-        }
-        let silent = Registration::new(Ok(())).compare(&KubeletState::default(), &[], &[]);
-        assert_eq!(silent, Comparison::Listed, "a kubelet that does not answer");
-    }
-
-    #[test]
-    fn a_conflict_lasts_while_the_other_devices_or_the_known_socket_are_there() {
-        let mut registration = Registration::new(Ok(()));
-        let mut compare = |second, listed: &[&str], live: &[&str]| match registration.answered(second, listed, live) {
-            Comparison::Conflict(text) => text,
-            other => format!("{other:?}"),
-        };
-        assert_eq!(compare(10, &["theirs"], &[]), "Listed", "from before our list");
-        assert!(compare(12, &["x", "theirs"], &[]).contains("lists 1 device of"));
-        assert_eq!(compare(13, &["x", "theirs"], &["podmeter-nvidia.com_gpu-0123456789ab.sock"]), "ConflictEnded");
-        assert!(compare(14, &["x"], &["nvidia-gpu.sock"]).contains("nvidia-gpu.sock"));
-        assert!(compare(14, &["x"], &["nvidia-gpu.sock"]).contains("nvidia-gpu.sock"));
-        assert_eq!(compare(14, &["x"], &[]), "ConflictEnded", "without another answer");
-    }
-
-    /// The devices that containers hold at this second, of a kubelet whose checkpoint had `c` at its start.
-    fn holding(second: u64, ids: &[&str]) -> KubeletState {
-        let gpu = ResourceName::new("nvidia.com/gpu");
-        let held: Vec<(&str, &str)> = ids.iter().map(|id| ("nvidia.com/gpu", *id)).collect();
-        KubeletState {
-            allocations_at: Some(at_second(second)),
-            allocatable: Some(Arc::new(allocatable(gpu.as_str(), &["x"]))),
-            allocatable_at: Some(at_second(second)),
-            settled: true,
-            held_in_checkpoint: Arc::new(["a", "c"].map(|id| (gpu.clone(), id.into())).into()),
-            ..kubelet([holder("trainer", &held)])
-        }
-    }
-
-    #[test]
-    fn a_device_that_was_held_without_a_call_is_another_plugins() {
-        let mut registration = Registration::new(Ok(()));
-        let mut conflict = |second, ids: &[&str], granted: &[(&str, u64)]| match registration.compare(
-            &holding(second, ids),
-            &[],
-            granted,
-        ) {
-            Comparison::Conflict(text) => text.split_whitespace().nth(3).unwrap().to_owned(),
-            _ => "-".to_owned(),
-        };
-        assert_eq!(conflict(10, &[], &[]), "-", "from before our list");
-        assert_eq!(conflict(12, &["a"], &[]), "-", "from before");
-        assert_eq!(conflict(13, &["a", "c"], &[]), "-", "from the kubelet's checkpoint");
-        assert_eq!(conflict(14, &["a", "c", "b"], &[("b", 1)]), "-", "granted");
-        assert_eq!(conflict(15, &["c"], &[("b", 1)]), "-", "released");
-        assert_eq!(conflict(16, &["c", "b"], &[("b", 2)]), "-", "granted again");
-        assert_eq!(conflict(17, &["c"], &[("b", 2)]), "-", "released");
-        assert_eq!(conflict(18, &["c", "b"], &[("b", 2)]), "b", "without a grant");
-        assert_eq!(conflict(19, &[], &[("b", 2)]), "b", "until a call or the end of the other plugin");
-        registration.comparisons.called(Monotonic::from_secs(20));
-        assert_eq!(registration.compare(&holding(21, &[]), &[], &[]), Comparison::Listed);
-    }
-
-    #[test]
-    fn what_was_granted_before_the_first_comparison_is_ours() {
-        let mut registration = Registration::new(Ok(()));
-        for (second, held) in [(11, &[][..]), (12, &["b"])] {
-            assert_eq!(registration.compare(&holding(second, held), &[], &[("b", 1)]), Comparison::Listed, "{second}");
-        }
-    }
-
-    #[test]
-    fn what_another_podmeter_grants_in_a_rolling_update_is_no_conflict() {
-        let mut registration = Registration::new(Ok(()));
-        let other = ["podmeter-nvidia.com_gpu-0123456789ab.sock".to_owned()];
-        registration.compare(&holding(12, &[]), &other, &[]);
-        assert_eq!(registration.compare(&holding(13, &["d"]), &other, &[]), Comparison::Listed);
-        assert_eq!(registration.compare(&holding(14, &["d"]), &[], &[]), Comparison::Listed);
-    }
-
-    #[test]
-    fn a_gpu_at_another_kernel_driver_is_no_conflict_with_the_plugin_that_offers_it() {
-        let uuid = "GPU-5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
-        let inventory = inventory([Gpu::listed(uuid.into(), 0)]);
-        let hardware = crate::plugin::test_data::offered_gpu(uuid, 0);
-        let elsewhere = PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, "at vfio-pci");
-        for (health, expected) in [(Ok(()), true), (Err(elsewhere), false)] {
-            let device = OfferedDevice { health, ..OfferedDevice::new(uuid, hardware.clone()) };
-            let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
-            let kubelet = offering_kubelet("nvidia.com/vm", &[uuid]);
-            assert_eq!(other_resource(&offer, &kubelet, &inventory, |_| false).is_some(), expected);
-        }
-    }
-}
+mod tests;

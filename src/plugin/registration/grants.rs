@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::conflict::{Compared, REMEDY};
+use super::conflict::{Observed, REMEDY};
 use crate::domain::model::{DeviceId, ResourceName};
 use crate::plugin::host::sockets;
 
@@ -22,7 +22,7 @@ pub struct Grants {
 }
 
 impl Grants {
-    pub fn compare(&mut self, resource: &ResourceName, now: &Compared<'_>) {
+    pub fn compare(&mut self, resource: &ResourceName, now: &Observed<'_>) {
         if !now.kubelet.settled {
             return;
         }

@@ -7,7 +7,7 @@
 //! | | checked devices, unless `advertised` has some (`until_checked`) | 2 s from the start of the lifecycle (`FIRST_CHECK`) | Serving | |
 //! | Serving | the answer to `Register`, while our `server` listens | 15 s (`Deadlines::register`) | Registered | `Socket`, `Register` |
 //! | Registered | the list (`open_streams` of `server`) | 10 s (`Deadlines::list`) | | `ListNotOpened` |
-//! | | its end, or another plugin (`comparisons`) | no limit | In conflict, or back with `onConflict: takeover` | `StreamLost`, `Unlisted`, `TakenOver` |
+//! | | its end, or another plugin (`conflict`) | no limit | In conflict, or back with `onConflict: takeover` | `StreamLost`, `Unlisted`, `TakenOver` |
 //! | In conflict | a call of the kubelet (`calls`) | no limit | Registered | `OtherPluginEnded`, `StreamLost` |
 //! | from Serving on | | | | `SocketRemoved`, `KubeletSocketRemoved`, `KubeletRestarted` |
 //!
@@ -19,7 +19,7 @@
 //! | `server` | whether our socket is still there, the list was opened and has ended, and which calls came | for an attempt |
 //! | `registered_at` | whether the registration has lasted (`LASTED`), which resets `backoff` | for an attempt |
 //! | `replaced`, `not_serving` | which sockets are no conflict: those at our registration or at a call of the kubelet, which showed that it uses us | for an attempt |
-//! | `comparisons` | whether the kubelet lists our devices or another plugin's (`conflict`) | for a registration |
+//! | `check` | whether another plugin has the resource, and the kubelet lists our devices (`conflict` has its states) | for an attempt |
 //! | `other_has_it` | whether another plugin has the resource: the sockets of all known plugins count then, and a new kubelet is not queried at once | for the lifecycle |
 //! | `kubelet_seen` | whether a query waits for a new kubelet (`waiting`) | for the lifecycle |
 //! | `advertised` | which listed devices are no other plugin's: ended registrations sent them | for podmeter |
@@ -39,12 +39,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::conflict::{self, Compared, Comparison, Comparisons, known_resource};
+use super::conflict::{self, ConflictCheck, ConflictState, known_resource};
 use super::server::PluginServer;
 use crate::backoff::{Backoff, with_jitter};
 use crate::domain::model::{DeviceId, Monotonic, ResourceName};
@@ -181,8 +180,9 @@ impl Lifecycle {
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
         // `Waiting`.
         self.kubelet_socket()?;
+        let mut check = ConflictCheck::default();
         if self.service.config.on_conflict() != OnConflict::Takeover {
-            self.until_free().await;
+            self.until_free(&mut check).await;
         }
         self.until_checked(began).await;
         // `Serving`, with the kubelet that is there after the wait.
@@ -201,7 +201,8 @@ impl Lifecycle {
             registered = self.register(server, &mut attempt.registered_at) => registered?,
             end = self.until_sockets_change(server, kubelet_socket) => return Err(end),
         }
-        Err(self.stay_registered(server, kubelet_socket, replaced).await)
+        check.used(self.now());
+        Err(self.stay_registered(server, kubelet_socket, replaced, check).await)
     }
 
     /// Registers (`Serving` → `Registered`), and waits until the kubelet has opened the list.
@@ -257,8 +258,8 @@ impl Lifecycle {
         server: &PluginServer,
         kubelet_socket: SocketIdentity,
         mut not_serving: BTreeMap<String, SocketIdentity>,
+        mut check: ConflictCheck,
     ) -> RegistrationEnd {
-        let mut comparisons = Comparisons::new(self.now());
         let mut calls = server.calls();
         let mut logged = None;
         loop {
@@ -266,33 +267,29 @@ impl Lifecycle {
             if let Some(end) = self.sockets_changed(server, kubelet_socket) {
                 return end;
             }
-            let live = self.live_sockets(&not_serving).await;
-            let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
             let answer = self.service.plugin.kubelet();
-            let offer = Arc::clone(&self.service.offer.borrow());
-            let granted = calls.borrow().granted.clone();
-            let compared = Compared { advertised: &self.advertised, kubelet: &answer, live: &live, granted: &granted };
             let mut next_query = None;
-            match comparisons.compare(&offer, &compared) {
+            match self.observe(&mut check, &answer, Some(server), &not_serving).await {
                 // This is repeated until there is an answer, at most every half of `LIST_SHOWN`.
-                Comparison::Absent(due) => next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2)),
-                Comparison::Unlisted => return RegistrationEnd::Unlisted,
-                Comparison::Conflict(by) if self.service.config.on_conflict() == OnConflict::Takeover => {
+                ConflictState::Absent(due) => next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2)),
+                ConflictState::Unlisted => return RegistrationEnd::Unlisted,
+                ConflictState::Conflict(by) if self.service.config.on_conflict() == OnConflict::Takeover => {
                     return RegistrationEnd::TakenOver(by);
                 }
-                Comparison::Conflict(by) => {
+                ConflictState::Conflict(by) => {
                     self.other_has_it = true;
                     if logged.as_ref() != Some(&by) {
-                        tracing::warn!(resource = %offer.resource, "waiting: {by}");
+                        tracing::warn!(resource = %self.resource(), "waiting: {by}");
                         self.service.status.registered_by_another(&by);
                         logged = Some(by);
                     }
                 }
-                Comparison::ConflictEnded => return RegistrationEnd::OtherPluginEnded,
-                Comparison::Listed => {
-                    let other = self.other_resource(&answer);
+                ConflictState::Ended => return RegistrationEnd::OtherPluginEnded,
+                // The last two are of the wait.
+                ConflictState::Free | ConflictState::Ending | ConflictState::Unserved(..) => {
+                    let other = self.other_resource(&answer).map(|(_, text)| text);
                     if std::mem::take(&mut self.other_has_it) || other != logged {
-                        self.publish_served(&offer.resource, other.as_deref());
+                        self.publish_served(&self.resource(), other.as_deref());
                         logged = other;
                     }
                 }
@@ -302,7 +299,7 @@ impl Lifecycle {
                 () = self.service.plugin.kubelet_changed(&answer) => {}
                 () = changed(&mut calls) => {
                     not_serving = self.sockets_of_others();
-                    comparisons.called(self.now());
+                    check.used(self.now());
                 }
                 () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
                     self.service.plugin.refresh_allocatable.notify_one();

@@ -10,7 +10,8 @@ use crate::test_data::{allocatable, at_millisecond, at_second, holder, inventory
 fn found(allocatable: &[&str], sent: &[&str], live: &[&str]) -> Option<String> {
     let ids = |ids: &[&str]| -> BTreeSet<DeviceId> { ids.iter().map(|id| DeviceId::new(*id)).collect() };
     let (resource, sent) = ("nvidia.com/gpu".into(), ids(sent));
-    other_plugin(&resource, &ids(allocatable), |id| sent.contains(id), &owned(live)).map(|other| other.text(&resource))
+    other_plugin(&resource, &ids(allocatable), |id| sent.contains(id), &owned::<Vec<_>>(live))
+        .map(|other| other.text(&resource))
 }
 
 fn owned<C: FromIterator<String>>(names: &[&str]) -> C {
@@ -132,7 +133,7 @@ impl Registration {
         let device = OfferedDevice { health, ..OfferedDevice::new("x", OfferedHardware::Nothing) };
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
         let mut check = ConflictCheck::default();
-        check.registered(Monotonic::from_secs(10));
+        check.used(Monotonic::from_secs(10));
         Self { check, offer }
     }
 
@@ -235,7 +236,7 @@ fn a_device_that_was_held_without_a_call_is_another_plugins() {
     assert_eq!(conflict(17, &["c"], &[("b", 2)]), "-", "released");
     assert_eq!(conflict(18, &["c", "b"], &[("b", 2)]), "b", "without a grant");
     assert_eq!(conflict(19, &[], &[("b", 2)]), "b", "until a call or the end of the other plugin");
-    registration.check.called(Monotonic::from_secs(20));
+    registration.check.used(Monotonic::from_secs(20));
     assert_eq!(registration.compare(&holding(21, &[]), &[], &[]), ConflictState::Free);
 }
 
