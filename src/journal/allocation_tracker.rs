@@ -50,7 +50,7 @@ struct LastAccount {
     seen: u64,
 }
 
-/// A holding that continues, or that still lacks its final counters. The record's counters and XIDs are `carried` +
+/// A holding that continues, or whose account is not removed yet. The record's counters and XIDs are `carried` +
 /// (account − `base`).
 #[derive(Clone, Debug)]
 struct Tracked {
@@ -64,6 +64,8 @@ struct Tracked {
     continues_earlier: bool,
     since: Monotonic,
     ended: Option<Monotonic>,
+    /// The counters that were written as final.
+    final_counters: Option<HoldingCounters>,
 }
 
 impl AllocationTracker {
@@ -204,6 +206,7 @@ impl AllocationTracker {
             continues_earlier: false,
             since: snapshot.at.monotonic,
             ended: None,
+            final_counters: None,
         };
         tracked.update(account, snapshot);
         tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
@@ -214,7 +217,8 @@ impl AllocationTracker {
         self.tracked.insert(key, tracked);
     }
 
-    /// Ends holdings without an account, and removes those that have their final counters.
+    /// Ends holdings without an account, and removes them. Writes the final counters of ended ones, and again where the energy of a gap
+    /// comes later.
     fn finish_ended(&mut self, snapshot: &Snapshot) -> bool {
         self.last_accounts.retain(|_, last| last.seen == self.observations);
         let Self { tracked, waiting, last_accounts: present, .. } = self;
@@ -226,11 +230,12 @@ impl AllocationTracker {
                 waiting.insert(tracked.record.id, tracked.record.clone());
             }
             let Some(ended) = tracked.ended else { return true };
-            let is_over = snapshot.at.monotonic.since(ended) >= COUNTERS_FINAL || !present.contains_key(key);
-            if is_over {
+            let (is_present, counters) = (present.contains_key(key), Some(tracked.record.counters));
+            let is_final = snapshot.at.monotonic.since(ended) >= COUNTERS_FINAL || !is_present;
+            if is_final && std::mem::replace(&mut tracked.final_counters, counters) != counters {
                 waiting.insert(tracked.record.id, tracked.record.clone());
             }
-            !is_over
+            is_present
         });
         urgent
     }

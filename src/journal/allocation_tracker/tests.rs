@@ -33,7 +33,16 @@ fn a_holding_ends_with_its_last_counters() {
     write(&mut disk, &mut tracker);
     assert_eq!(disk[&record.id].counters.allocated_seconds, Some(36.0));
     assert_eq!(disk[&record.id].ended, Some(BIRTH + 35.0));
-    assert!(tracker.live().is_empty());
+    node.pass(60);
+    tracker.observe(&node.snapshot());
+    assert_eq!(tracker.to_write(), [], "final counters are written once");
+    node.accounts.get_mut("a").expect("there").counters.energy_joules = Some(12_345.0);
+    tracker.observe(&node.snapshot());
+    write(&mut disk, &mut tracker);
+    assert_eq!(disk[&record.id].counters.energy_joules, Some(12_345.0), "with the end of a gap");
+    node.forget("a");
+    tracker.observe(&node.snapshot());
+    assert!(tracker.to_write().is_empty() && tracker.live().is_empty());
 }
 
 #[test]
