@@ -77,7 +77,8 @@ impl SnapshotValues {
 }
 
 fn holdings(snapshot: &Snapshot, before: Option<&Arc<DevicesByHolder>>) -> Option<Arc<DevicesByHolder>> {
-    if before.is_none() && !is_joined(snapshot) {
+    let is_joined = snapshot.kubelet.allocations.is_some() && snapshot.hardware.inventory.generation > 0;
+    if before.is_none() && !is_joined {
         return None;
     }
     let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
@@ -97,11 +98,6 @@ fn holdings(snapshot: &Snapshot, before: Option<&Arc<DevicesByHolder>>) -> Optio
         holdings.entry(account.container.clone()).or_default().insert(held);
     }
     Some(Arc::new(holdings))
-}
-
-/// Whether both inputs of the join are present: without the hardware there are no holders.
-fn is_joined(snapshot: &Snapshot) -> bool {
-    snapshot.kubelet.allocations.is_some() && snapshot.hardware.inventory.generation > 0
 }
 
 fn counted(snapshot: &Snapshot) -> XidTotals {

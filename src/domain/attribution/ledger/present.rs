@@ -15,8 +15,8 @@ use super::weights::holder_of;
 use crate::domain::attribution::owners::OwnedProcess;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    Account, Attribution, ContainerRef, DividedQuantity, Gpu, Holding, InstanceReading, Medium, MigUuid, Monotonic,
-    Owner, SharingForm, UnallocatedUse, UnattributedReason, busy_ratio,
+    Account, Attribution, ContainerRef, DividedQuantity, Gpu, Holding, Medium, MigUuid, Monotonic, Owner, SharingForm,
+    UnallocatedUse, UnattributedReason, busy_ratio,
 };
 
 /// The time after which a process of a pod that does not hold the GPU is reported: its allocation may be listed later.
@@ -87,13 +87,13 @@ impl DeviceLedger {
             set_gauges(holder, mig.as_ref(), present, self.present.memory_passes[1]);
             let Some(holding) = &mut holder.account.holding else { continue };
             // Of a GPU without a pass nothing is attributed.
-            holding.attribution = self.clock.is_read().then_some(match (mig, holding.sharing) {
-                (Some(_), _) => Attribution::Estimated,
-                _ if self.clock.is_in_gap() || is_partitioned(present.inputs.gpu) => Attribution::Estimated,
-                (None, SharingForm::Mps) if self.has_mps_server => Attribution::Estimated,
-                (None, _) if by_process => Attribution::Process,
-                (None, SharingForm::Exclusive) => Attribution::Exclusive,
-                (None, _) => Attribution::EqualShare,
+            let is_partitioned = mig.is_some() || is_partitioned(present.inputs.gpu);
+            holding.attribution = self.clock.is_read().then_some(match holding.sharing {
+                _ if is_partitioned || self.clock.is_in_gap() => Attribution::Estimated,
+                SharingForm::Mps if self.has_mps_server => Attribution::Estimated,
+                _ if by_process => Attribution::Process,
+                SharingForm::Exclusive => Attribution::Exclusive,
+                _ => Attribution::EqualShare,
             });
         }
     }
@@ -216,7 +216,8 @@ fn set_gauges(holder: &mut HolderAccount, mig: Option<&MigUuid>, present: &Prese
     let account = &mut holder.account;
     let Some(holding) = &account.holding else { return };
     let (gpu, medium) = (present.inputs.gpu, present.medium);
-    let instance = medium.zip(mig).and_then(|(medium, mig)| instance_of(medium, mig));
+    let mut instances = medium.into_iter().flat_map(|medium| &medium.instances);
+    let instance = mig.and_then(|mig| instances.find(|instance| instance.members.contains(mig)));
     // A GPU instance of several compute instances: its readings are not this container's alone.
     let alone = instance.filter(|instance| instance.members.len() == 1 && holding.sharing == SharingForm::Mig);
     // The driver has no GPM ratios by process. SM time is no weight for them: it does not count how many SMs a process uses.
@@ -249,10 +250,6 @@ fn memory_limit(memory_bytes: u64, holding: &Holding) -> Option<u64> {
         SharingForm::Mps => Some((memory_bytes as f64 * holding.fraction?) as u64 >> 20 << 20),
         _ => Some(memory_bytes),
     }
-}
-
-fn instance_of<'a>(medium: &'a Medium, mig: &MigUuid) -> Option<&'a InstanceReading> {
-    medium.instances.iter().find(|instance| instance.members.contains(mig))
 }
 
 fn clear(account: &mut Account) {

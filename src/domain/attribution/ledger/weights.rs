@@ -51,7 +51,7 @@ impl UsedSmTime {
             return None;
         };
         let increase = |process: &'a OwnedProcess| {
-            let total = if process.sm_seconds.is_finite() { process.sm_seconds.max(0.0) } else { 0.0 };
+            let total = process.sm_seconds;
             // One that is listed twice is used up by the first.
             let used = self.used.insert(process.pid, total).or_else(|| before.remove(&process.pid)).unwrap_or(0.0);
             (process, if total < used { total } else { total - used })
