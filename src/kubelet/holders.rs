@@ -81,6 +81,7 @@ async fn mps_changed(plugin: &mut watch::Receiver<Arc<PluginState>>, known: &BTr
 }
 
 /// The last state, and what the next one is made from besides its inputs. Pure.
+#[derive(Default)]
 struct HoldersJoin {
     missing: MissingGpus,
     slots: Slots,
@@ -91,8 +92,7 @@ struct HoldersJoin {
 
 impl HoldersJoin {
     fn new(served: BTreeSet<PciBusId>) -> Self {
-        let (slots, state, changed) = Default::default();
-        Self { missing: MissingGpus::new(served), slots, state, changed }
+        Self { missing: MissingGpus::new(served), ..Self::default() }
     }
 
     fn advance(
@@ -117,8 +117,8 @@ impl HoldersJoin {
     fn has_equal_inputs(&self, hardware: &HardwareState, kubelet: &KubeletState) -> bool {
         let before = &self.state.kubelet;
         Arc::ptr_eq(&self.state.hardware.inventory, &hardware.inventory)
-            && is_same(before.allocations.as_ref(), kubelet.allocations.as_ref())
-            && is_same(before.allocatable.as_ref(), kubelet.allocatable.as_ref())
+            && before.allocations == kubelet.allocations
+            && before.allocatable == kubelet.allocatable
             && (before.settled, &before.unconfirmed) == (kubelet.settled, &kubelet.unconfirmed)
     }
 
@@ -140,10 +140,6 @@ impl HoldersJoin {
             self.changed.clear();
         }
     }
-}
-
-fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
-    one.map(Arc::as_ptr) == other.map(Arc::as_ptr)
 }
 
 #[derive(Default)]

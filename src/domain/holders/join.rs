@@ -66,13 +66,6 @@ struct DeviceClaims<'a> {
     consumed: BTreeMap<ClaimName<'a>, BTreeMap<&'a str, u64>>,
 }
 
-/// All holders of one device.
-#[derive(Default)]
-struct DeviceHolders {
-    count: usize,
-    weights: f64,
-}
-
 /// What the kubelet's device IDs and claims resolve to.
 #[derive(Default)]
 struct ResolvedAllocations<'a> {
@@ -158,18 +151,16 @@ impl<'a> ResolvedAllocations<'a> {
     fn holdings(&self, slots: &Slots, inventory: &Inventory) -> BTreeMap<HoldingKey, Holding> {
         let claims: ContainerWeights<'_> =
             self.device_claims.iter().map(|(device, claims)| (device, claims.container_weights())).collect();
-        let mut holders: BTreeMap<DeviceRef, DeviceHolders> = BTreeMap::new();
+        let mut weights: BTreeMap<DeviceRef, Vec<f64>> = BTreeMap::new();
         for (key, ids) in &self.held {
             let device = device_of(key);
             let weight = ids.weight(&device, &claims);
-            let of_device = holders.entry(device).or_default();
-            of_device.count += 1;
-            of_device.weights += weight;
+            weights.entry(device).or_default().push(weight);
         }
         let holding_by_key = |(key, ids): (&HoldingKey, &HoldingIds<'a>)| {
             let device = device_of(key);
             let weight = ids.weight(&device, &claims);
-            (key.clone(), holding(&device, ids, weight, &holders[&device], slots, inventory))
+            (key.clone(), holding(&device, ids, weight, &weights[&device], slots, inventory))
         };
         self.held.iter().map(holding_by_key).collect()
     }
@@ -200,11 +191,12 @@ fn device_of(key: &HoldingKey) -> DeviceRef {
     DeviceRef { gpu: key.gpu.clone(), mig: key.mig.clone() }
 }
 
+/// `weights`: those of all holders of the device.
 fn holding(
     device: &DeviceRef,
     ids: &HoldingIds<'_>,
     weight: f64,
-    holders: &DeviceHolders,
+    weights: &[f64],
     slots: &Slots,
     inventory: &Inventory,
 ) -> Holding {
@@ -214,14 +206,14 @@ fn holding(
         Some(mig) => inventory.mig(mig.as_str()).and_then(|(gpu, mig)| gpu.slice_fraction(mig.slices)),
     };
     let fraction_of_device = match (ids.is_slot, slots.counts.get(device).copied()) {
-        (false, _) => Some(weight / holders.weights),
+        (false, _) => Some(weight / weights.iter().sum::<f64>()),
         (true, Some(slots)) => Some(ids.device_ids.len() as f64 / slots.max(ids.device_ids.len()) as f64),
         (true, None) => None,
     };
     let is_mps = ids.is_slot && ids.resource.is_some_and(|resource| slots.mps.contains(resource));
     let sharing = match &device.mig {
         _ if is_mps => SharingForm::Mps,
-        _ if ids.is_slot || holders.count > 1 => SharingForm::TimeSlicing,
+        _ if ids.is_slot || weights.len() > 1 => SharingForm::TimeSlicing,
         Some(_) => SharingForm::Mig,
         None => SharingForm::Exclusive,
     };

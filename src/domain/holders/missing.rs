@@ -38,6 +38,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::resolve::gpu_at;
 use crate::domain::model::{
     BusGpu, DeviceId, DeviceReadings, Gpu, GpuUuid, HardwareState, HeldDevice, Inventory, KubeletState, MigUuid,
     MissingGpu, Monotonic, NodeDevices, PciBusId, ResourceName, UnservedGpu,
@@ -235,7 +236,7 @@ impl MissingGpus {
         let not_enumerated = self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid));
         let (mut found, offered): (BTreeMap<_, _>, BTreeMap<_, _>) =
             not_enumerated.partition(|(uuid, _)| held.contains(uuid.as_str()));
-        if offered.len() > other_driver.iter().filter(|(address, _)| gpu_at(inventory, address).is_none()).count() {
+        if offered.len() > other_driver.iter().filter(|(address, _)| gpu_at(address, inventory).is_none()).count() {
             found.extend(offered);
         }
         found
@@ -244,7 +245,7 @@ impl MissingGpus {
 
 /// The GPU at this address, which another driver has or none.
 fn not_present(inventory: &Inventory, address: &PciBusId, numa_node: Option<u32>) -> Option<Gpu> {
-    match gpu_at(inventory, address) {
+    match gpu_at(address, inventory) {
         // Bound to the NVIDIA driver again since the bus was scanned.
         Some(known) if known.present => None,
         Some(known) => Some(Gpu { mig_enabled: None, mig_devices: vec![], ..known.clone() }),
@@ -259,12 +260,6 @@ fn not_present(inventory: &Inventory, address: &PciBusId, numa_node: Option<u32>
 pub fn expected_on_bus(inventory: &Inventory, bus: &NodeDevices) -> usize {
     let on_bus = OnlyOnBus::find(inventory, Some(bus), &BTreeSet::new());
     bus.expected.saturating_sub(on_bus.unclear.len())
-}
-
-/// The GPU that the driver enumerates or has enumerated there. Of several it is the one that is present.
-fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
-    let there = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.as_ref() == Some(address));
-    there.max_by_key(|gpu| gpu.present)
 }
 
 /// A PCI address, and what the kernel reports of it.
@@ -285,23 +280,21 @@ impl<'a> OnlyOnBus<'a> {
     /// Decision 1. `served`: where the NVIDIA driver had a GPU before.
     fn find(inventory: &Inventory, bus: Option<&'a NodeDevices>, served: &BTreeSet<PciBusId>) -> Self {
         let gpus_on_bus = || bus.into_iter().flat_map(|bus| &bus.on_bus);
-        let enumerated = gpus_on_bus().filter(|(address, _)| gpu_at(inventory, address).is_some());
+        let listed_at = |address: &PciBusId| gpu_at(address, inventory);
+        let enumerated = gpus_on_bus().filter(|(address, _)| listed_at(address).is_some());
         let products: BTreeSet<_> = enumerated.filter_map(|(_, gpu)| gpu.pci_device_id.as_ref()).collect();
         let mut here = Self::default();
         let mut without_address = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
-        let is_where_listed = |known: &Gpu| {
-            let on_bus = known.pci_bus_id.as_ref().filter(|at| bus.is_some_and(|bus| bus.on_bus.contains_key(*at)));
-            on_bus.and_then(|at| gpu_at(inventory, at)).is_some_and(|there| there.uuid == known.uuid)
-        };
+        let in_place: BTreeSet<_> = gpus_on_bus().filter_map(|(address, _)| Some(&listed_at(address)?.uuid)).collect();
         for (address, gpu) in gpus_on_bus() {
-            let known = gpu_at(inventory, address);
+            let known = listed_at(address);
             let is_of_kind = gpu.pci_device_id.as_ref().is_some_and(|product| products.contains(product));
             // Where the driver has it, it was bound to NVIDIA's after this scan of the bus.
             let has_other_driver = gpu.is_of_another_driver() && known.is_none_or(|known| !known.present);
             match &gpu.uuid {
                 _ if has_other_driver => here.other_driver.push((address, gpu)),
                 _ if known.is_some() || gpu.excluded => {}
-                Some(uuid) if inventory.gpus.get(uuid).is_some_and(|known| !is_where_listed(known)) => {
+                Some(uuid) if inventory.gpus.contains_key(uuid) && !in_place.contains(uuid) => {
                     without_address = without_address.saturating_sub(1);
                 }
                 Some(uuid) => here.identified.entry(uuid.clone()).or_default().push((address, gpu)),

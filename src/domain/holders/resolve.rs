@@ -36,7 +36,7 @@ pub(super) fn resolve(id: &DeviceId, inventory: &Inventory) -> Vec<DeviceRef> {
         DeviceForm::DraMig { minor, profile_id, placement_start } => mig_devices(inventory.by_minor(minor), |mig| {
             (mig.profile_id, mig.placement_start) == (Some(profile_id), Some(placement_start))
         }),
-        DeviceForm::PciAddress => id.pci_address().map_or_else(Vec::new, |address| gpu_at(&address, inventory)),
+        DeviceForm::PciAddress => whole(id.pci_address().and_then(|address| gpu_at(&address, inventory))),
         DeviceForm::Tegra { .. }
         | DeviceForm::DraComputeDomain
         | DeviceForm::DraUnknown
@@ -51,7 +51,7 @@ pub(super) fn resolve_claim_hardware(hardware: &ClaimHardware, inventory: &Inven
         ClaimHardware::Gpu(uuid) => whole(inventory.gpus.get(uuid)),
         ClaimHardware::Mig(uuid) => mig_of_uuid(uuid.as_str(), inventory),
         ClaimHardware::Minor(minor) => whole(inventory.by_minor(*minor)),
-        ClaimHardware::Pci(address) => gpu_at(address, inventory),
+        ClaimHardware::Pci(address) => whole(gpu_at(address, inventory)),
         ClaimHardware::Instance { minor, gpu_instance, compute_instance } => {
             mig_devices(inventory.by_minor(*minor), |mig| {
                 (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance)
@@ -70,9 +70,10 @@ fn mig_of_uuid(uuid: &str, inventory: &Inventory) -> Vec<DeviceRef> {
     known.or_else(missing).into_iter().collect()
 }
 
-fn gpu_at(address: &PciBusId, inventory: &Inventory) -> Vec<DeviceRef> {
+/// The GPU at this address, also one that is not present. Of several it is the one that is, or that another driver has.
+pub(super) fn gpu_at<'a>(address: &PciBusId, inventory: &'a Inventory) -> Option<&'a Gpu> {
     let there = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.as_ref() == Some(address));
-    whole(there.max_by_key(|gpu| gpu.present || !inventory.is_expected(&gpu.uuid)))
+    there.max_by_key(|gpu| gpu.present || !inventory.is_expected(&gpu.uuid))
 }
 
 /// The MIG devices of `gpu` that are meant.
