@@ -738,6 +738,23 @@ fn a_layout_check_that_hangs_stops_no_reading() {
 }
 
 #[test]
+fn a_gpu_whose_call_hangs_is_not_queried_in_the_next_session() {
+    let fake = FakeNvml::start(json!({"gpus": [{"hang": ["nvmlDeviceGetName"]}, {}]}));
+    let mut driver = driver(&fake);
+    for _ in 0..2 {
+        let (inventory, _) = driver.open().unwrap().inventory().unwrap();
+        assert!(inventory.gpus.keys().eq([&gpu(1)]));
+    }
+    let record = fake.record();
+    let queries = |gpu: &str| {
+        let calls = record.iter().filter(|((call, on), _)| call.starts_with("nvmlDeviceGetUUID") && on == gpu);
+        calls.map(|(_, times)| times.len()).sum::<usize>()
+    };
+    assert_eq!((queries("0"), queries("1")), (1, 2));
+    fake.update(|state| state["gpus"][0]["hang"] = json!([]));
+}
+
+#[test]
 fn throttle_counters_keep_their_meaning_over_a_driver_upgrade() {
     let fake = FakeNvml::start(json!({"driver_version": "570.172.08", "gpus": [{
         "fields": {"256": 1, "257": 2, "258": 1},

@@ -63,10 +63,10 @@ impl Drop for EventSet {
 type EventCandidate = (GpuUuid, DeviceHandle, u64);
 
 impl NvmlEvents {
-    pub fn new(library: &Arc<Library>) -> Self {
+    pub fn new(library: &Arc<Library>, per_gpu: PerGpuQuery) -> Self {
         let mut events = Self {
             library: Arc::clone(library),
-            per_gpu: PerGpuQuery::default(),
+            per_gpu,
             set: None,
             registered: BTreeMap::new(),
             by_handle: BTreeMap::new(),

@@ -51,6 +51,11 @@ pub struct NvmlDriver {
     /// The library that is loaded and not opened yet.
     loaded: Option<Loaded>,
     statistics: Arc<Statistics>,
+    /// Lists the GPUs. Like `event_queries`, it outlives a session, so that no session queries a GPU whose call hangs since
+    /// an earlier one.
+    list_queries: PerGpuQuery,
+    /// Registers the GPUs for events; separate, so that a registration under way makes no list incomplete.
+    event_queries: PerGpuQuery,
 }
 
 /// Ends the process at once. A usual exit runs the driver library's exit handlers, which block without limit in a
@@ -66,7 +71,9 @@ pub fn end_process(code: u8) -> ! {
 impl NvmlDriver {
     /// A driver that is not loaded yet. Calls are timed if there is a clock.
     pub fn new(search: LibrarySearch, clock: Option<Clock>) -> Self {
-        Self { search, loaded: None, statistics: Arc::new(Statistics::new(clock)) }
+        let statistics = Arc::new(Statistics::new(clock));
+        let (list_queries, event_queries) = Default::default();
+        Self { search, loaded: None, statistics, list_queries, event_queries }
     }
 }
 
@@ -90,7 +97,8 @@ impl Driver for NvmlDriver {
         let loaded = self.loaded.take().map_or_else(|| Loaded::find(&self.search), Ok)?;
         let library = loaded.initialise(Arc::clone(&self.statistics))?;
         let (layout, driver_version) = (Mutex::default(), Mutex::default());
-        Ok(Box::new(NvmlSession { library, layout, driver_version, per_gpu: PerGpuQuery::default() }))
+        let (list_queries, event_queries) = (self.list_queries.clone(), self.event_queries.clone());
+        Ok(Box::new(NvmlSession { library, layout, driver_version, list_queries, event_queries }))
     }
 }
 
@@ -111,7 +119,8 @@ struct NvmlSession {
     /// The layout of the last inventory.
     layout: Mutex<NodeLayout>,
     driver_version: Mutex<Option<Arc<str>>>,
-    per_gpu: PerGpuQuery,
+    list_queries: PerGpuQuery,
+    event_queries: PerGpuQuery,
 }
 
 impl DriverSession for NvmlSession {
@@ -133,7 +142,7 @@ impl DriverSession for NvmlSession {
         let mut layout = NodeLayout::new();
         let before = self.layout.lock().clone();
         let stuck = CallProblem { call: "nvmlDeviceGetHandleByIndex_v2", code: "stuck" };
-        let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::gpu));
+        let mut answers = self.list_queries.run(count, with_caller(&self.library, inventory::gpu));
         for index in 0..count {
             let (gpu, refused) = answers.remove(&index).unwrap_or_else(|| (None, vec![stuck]));
             problems.extend(refused);
@@ -178,7 +187,7 @@ impl DriverSession for NvmlSession {
             return true;
         }
         let Some(count) = inventory::count(&mut caller) else { return false };
-        let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::gpu_layout));
+        let mut answers = self.list_queries.run(count, with_caller(&self.library, inventory::gpu_layout));
         let before = self.layout.lock();
         // A GPU that stops answering is handled by its reader; one that begins to answer is a change.
         let mut gpu_layout =
@@ -188,7 +197,7 @@ impl DriverSession for NvmlSession {
     }
 
     fn events(&self) -> Option<Box<dyn EventSource>> {
-        Some(Box::new(NvmlEvents::new(&self.library)))
+        Some(Box::new(NvmlEvents::new(&self.library, self.event_queries.clone())))
     }
 
     fn open_marker(&self) -> Option<Weak<()>> {

@@ -3,6 +3,7 @@
 //! In: a function of one GPU's index. Out: the answers by index, without GPUs that did not answer in time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::Builder;
@@ -19,8 +20,8 @@ use crate::hardware::source::CallProblem;
 const PATIENCE: Duration = Duration::from_secs(5);
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Queries GPUs; one whose last query has not returned is not queried again.
-#[derive(Default)]
+/// Queries GPUs; one whose last query has not returned is not queried again. Its clones have the same record of these.
+#[derive(Clone, Default)]
 pub struct PerGpuQuery {
     pending: Arc<Mutex<BTreeSet<u32>>>,
     /// The threads' stack size; `None` outside tests.
@@ -42,10 +43,11 @@ impl PerGpuQuery {
             }
             let (query, pending, answers) = (query.clone(), Arc::clone(&self.pending), answers.clone());
             let ask = move || {
-                let answer = query(index);
+                // A panic, which has been logged, costs this answer.
+                let answer = catch_unwind(AssertUnwindSafe(|| query(index)));
                 pending.lock().remove(&index);
                 // The receiver is dropped after the time limit.
-                let _ = answers.send((index, answer));
+                let _ = answer.map(|answer| answers.send((index, answer)));
             };
             let thread =
                 Builder::new().name(format!("query-{index}")).stack_size(self.stack_bytes.unwrap_or(STACK_BYTES));
@@ -75,6 +77,13 @@ pub fn with_caller<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_query_that_panics_is_made_again() {
+        let per_gpu = PerGpuQuery::default();
+        assert!(per_gpu.run(1, |_| -> u32 { panic!("a faulty answer") }).is_empty());
+        assert_eq!(per_gpu.run(1, |index| index), [(0, 0)].into());
+    }
 
     #[test]
     fn gpus_are_queried_without_threads_where_none_can_be_started() {
