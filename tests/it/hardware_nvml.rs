@@ -755,6 +755,23 @@ fn a_gpu_whose_call_hangs_is_not_queried_in_the_next_session() {
 }
 
 #[test]
+fn the_memory_of_an_instance_is_read_at_once_after_that_of_its_gpu() {
+    let mig = json!({"enabled": true, "instances": [{"gpu_instance": 1, "profile": "1g.10gb"}]});
+    let fake = FakeNvml::start(json!({"gpus": [{"mig": mig}]}));
+    let session = open(&fake);
+    let pass = session.reader(&gpu(0)).unwrap().read(&ALL, at(1));
+    assert!(pass.medium.unwrap().instances[0].memory.is_some());
+    let record = fake.record();
+    let last = |call: &str, is_mig: bool| {
+        let calls = record.iter().filter(|((name, gpu), _)| name.starts_with(call) && gpu.contains('/') == is_mig);
+        *calls.flat_map(|(_, times)| times).max().unwrap()
+    };
+    let memory = "nvmlDeviceGetMemoryInfo_v2";
+    assert!(last(memory, false) <= last(memory, true));
+    assert!(last(memory, true) <= last("nvmlDeviceGetPerformanceState", false));
+}
+
+#[test]
 fn throttle_counters_keep_their_meaning_over_a_driver_upgrade() {
     let fake = FakeNvml::start(json!({"driver_version": "570.172.08", "gpus": [{
         "fields": {"256": 1, "257": 2, "258": 1},

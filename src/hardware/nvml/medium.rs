@@ -121,6 +121,11 @@ impl MediumReader {
         // Boards without that sensor report 0.
         medium.memory_temperature_celsius.take_if(|celsius| *celsius <= 0.0);
         let memory = memory::read(caller, handle, None);
+        // Read at once after the GPU's memory, of which it is a part.
+        let mut instances = instances(caller, migs, memory);
+        for instance in &mut instances {
+            instance.gpm = self.gpm.read(caller, handle, Some(instance.gpu_instance), now).gpm;
+        }
         // 32 means unknown.
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
         let performance_state = performance_state.filter(|state| *state != 32);
@@ -137,7 +142,7 @@ impl MediumReader {
             performance_state: performance_state
                 .and_then(|state| caller.plausible(&plausible::PERFORMANCE_STATE, state)),
             fan_speed_ratios: self.fans(caller, handle),
-            instances: self.instances(caller, handle, migs, memory, now),
+            instances,
             virtualization: virtualization.flatten(),
             ..medium
         };
@@ -170,31 +175,24 @@ impl MediumReader {
         // Fans are numbered by their position: the list ends before one that is missing.
         (0..self.fans.unwrap_or(0).min(FAN_LIMIT)).map_while(speed).collect()
     }
+}
 
-    /// Reads each GPU instance once, however many compute instances share it.
-    fn instances(
-        &mut self,
-        caller: &mut Caller,
-        parent: DeviceHandle,
-        migs: &[Mig],
-        gpu_memory: Option<MemoryUse>,
-        now: Monotonic,
-    ) -> Vec<InstanceReading> {
-        let mut by_instance: BTreeMap<u32, Vec<&Mig>> = BTreeMap::new();
-        for mig in migs {
-            by_instance.entry(mig.gpu_instance).or_default().push(mig);
-        }
-        let reading = |(gpu_instance, members): (u32, Vec<&Mig>)| InstanceReading {
-            gpu_instance,
-            memory: members
-                .first()
-                .and_then(|mig| memory::read(caller, mig.handle, Some(gpu_instance)))
-                .filter(|part| gpu_memory.is_none_or(|gpu| part.total <= gpu.total)),
-            members: members.iter().map(|mig| mig.uuid.clone()).collect(),
-            gpm: self.gpm.read(caller, parent, Some(gpu_instance), now).gpm,
-        };
-        by_instance.into_iter().map(reading).collect()
+/// The memory of each GPU instance, read once, however many compute instances share it.
+fn instances(caller: &mut Caller, migs: &[Mig], gpu_memory: Option<MemoryUse>) -> Vec<InstanceReading> {
+    let mut by_instance: BTreeMap<u32, Vec<&Mig>> = BTreeMap::new();
+    for mig in migs {
+        by_instance.entry(mig.gpu_instance).or_default().push(mig);
     }
+    let reading = |(gpu_instance, members): (u32, Vec<&Mig>)| InstanceReading {
+        gpu_instance,
+        memory: members
+            .first()
+            .and_then(|mig| memory::read(caller, mig.handle, Some(gpu_instance)))
+            .filter(|part| gpu_memory.is_none_or(|gpu| part.total <= gpu.total)),
+        members: members.iter().map(|mig| mig.uuid.clone()).collect(),
+        gpm: GpmRatios::default(),
+    };
+    by_instance.into_iter().map(reading).collect()
 }
 
 fn temperature(caller: &mut Caller, handle: DeviceHandle) -> Option<f64> {
