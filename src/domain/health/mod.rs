@@ -211,12 +211,16 @@ impl Health {
         })
     }
 
-    /// The device of this UUID or index: its GPU, and which part of it.
+    /// The device of this UUID or index: its GPU, and which part of it. An index names a GPU that is not present where no
+    /// present one has it.
     fn find(&self, name: &str) -> Result<(GpuUuid, Subject), MarkError> {
         // One without a UUID loses its state when the UUID is read.
         let listed = self.gpus.iter().filter(|(uuid, gpu)| gpu.was_listed() && !uuid.is_of_address());
+        let index = name.parse().ok();
+        let has_index = |gpu: &TrackedGpu, present| index.is_some_and(|index| gpu.index == Some((index, present)));
+        let of_present = self.gpus.values().any(|gpu| has_index(gpu, true));
         let named = listed.filter_map(|(uuid, gpu)| {
-            if uuid.as_str() == name || gpu.index.is_some_and(|index| index.to_string() == name) {
+            if uuid.as_str() == name || has_index(gpu, of_present) {
                 return Some((uuid.clone(), Subject::Whole));
             }
             let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == name)?.uuid.clone();

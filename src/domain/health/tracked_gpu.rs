@@ -72,8 +72,9 @@ pub struct SubjectTransition {
 
 #[derive(Debug, Default)]
 pub struct TrackedGpu {
-    /// While it is present: the driver reuses indexes.
-    pub index: Option<u32>,
+    /// The index that the inventory has, and whether the GPU is present: the driver gives the index of one that is gone to
+    /// another.
+    pub index: Option<(u32, bool)>,
     /// The MIG devices that the inventory last had.
     pub mig_devices: Vec<MigDevice>,
     first_listed: Option<Monotonic>,
@@ -104,7 +105,7 @@ impl TrackedGpu {
         if self.pci_bus_id != listed.pci_bus_id {
             self.pci_bus_id.clone_from(&listed.pci_bus_id);
         }
-        self.index = listed.index.filter(|_| listed.present);
+        self.index = listed.index.map(|index| (index, listed.present));
         if self.mig_devices != listed.mig_devices {
             self.mig_devices.clone_from(&listed.mig_devices);
         }

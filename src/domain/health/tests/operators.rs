@@ -47,9 +47,13 @@ fn an_index_names_a_gpu_that_is_present_and_an_order_returns_its_uuid() {
     assert_eq!(order(&mut node, "0"), Ok(OTHER.to_owned()));
     assert_eq!(order(&mut node, "1"), Err(MarkError::UnknownDevice("1".to_owned())));
     assert_eq!(order(&mut node, GPU), Ok(GPU.to_owned()));
+    // The lost GPU is the only one with this index, by which `podmeter health` names it.
+    Arc::make_mut(&mut node.hardware.inventory).gpus.get_mut(&OTHER.into()).unwrap().index = Some(1);
+    node.at(4);
+    assert_eq!([order(&mut node, "0"), order(&mut node, "1")], [Ok(GPU.to_owned()), Ok(OTHER.to_owned())]);
     // The driver lists no GPU.
     node.hardware = HardwareState::default();
-    node.at(4);
+    node.at(5);
     assert_eq!(order(&mut node, "0"), Err(MarkError::UnknownDevice("0".to_owned())));
 }
 
