@@ -151,7 +151,7 @@ impl RunningAgent {
         let kubelet = kubelet::start(settings.kubelet.clone(), refresh_interval, pods.clone(), clock, &mut tasks);
         let served = faults.gpus.values().filter_map(|of_gpu| of_gpu.pci_bus_id.clone()).collect();
         let (xids, [health_xids, container_xids]) = XidSender::new();
-        let devices = devices::start(driver, settings.devices.clone(), xids, clock)?;
+        let devices = devices::start(driver, settings.devices.clone(), xids, clock, &mut tasks)?;
         let (publish_plugin, plugin_states) = watch::channel(Arc::default());
         let offered = reloadable();
         let inputs = HoldersInputs {

@@ -4,6 +4,7 @@
 //! event means for health.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -112,13 +113,18 @@ impl EventThread {
         let event_wait = EventWait {
             clock,
             xids,
-            to_supervisor,
+            to_supervisor: to_supervisor.clone(),
             changed,
             state: Arc::clone(&state),
             patience,
             notice: Notice { event_thread: number, ..Notice::default() },
         };
-        let handle = worker::spawn("events", move || event_wait.run(session))?;
+        let handle = worker::spawn("events", move || {
+            let has_panicked = catch_unwind(AssertUnwindSafe(|| event_wait.run(&*session))).is_err();
+            // The session is released before that is reported.
+            drop(session);
+            let _ = to_supervisor.send(SupervisorMessage::EventThreadEnded(number, has_panicked));
+        })?;
         Ok(Self { number, changes: Some(changes), handle, state, limit: patience + watchdog })
     }
 
@@ -161,7 +167,7 @@ struct EventWait {
 }
 
 impl EventWait {
-    fn run(mut self, session: Arc<dyn DriverSession>) {
+    fn run(mut self, session: &dyn DriverSession) {
         self.state.lock().waiting_since = Some(self.clock.now().monotonic);
         let source = session.events();
         self.state.lock().collector = source.as_ref().map(|_| SourceStatus::default());
@@ -169,9 +175,6 @@ impl EventWait {
             self.wait_repeatedly(&mut *source);
         }
         self.set_waiting_since(None);
-        // The session is released before that is reported.
-        drop(session);
-        let _ = self.to_supervisor.send(SupervisorMessage::EventThreadEnded(self.notice.event_thread));
     }
 
     fn wait_repeatedly(&mut self, source: &mut dyn EventSource) {

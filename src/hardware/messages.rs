@@ -23,8 +23,8 @@ pub enum SupervisorMessage {
     Inspected(Option<Box<Result<ListedGpus, Failure>>>, Option<NodeDevices>),
     Closed,
     Notice(Box<Notice>),
-    /// The event thread with this number has released its session.
-    EventThreadEnded(u64),
+    /// The event thread with this number has released its session, and whether a panic ended it.
+    EventThreadEnded(u64, bool),
     /// The GPUs that containers hold, and those whose holders have changed.
     Held {
         held: BTreeSet<GpuUuid>,

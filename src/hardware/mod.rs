@@ -12,7 +12,8 @@
 //! | `events` | `supervisor`, one for each session | `event_thread`: waits for XIDs | yes | with its session |
 //! | `query-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list | yes | with its answer |
 //!
-//! A thread that is stuck in a call continues when the call returns, or ends then if the last column applies.
+//! A thread that is stuck in a call continues when the call returns, or ends then if the last column applies. After a panic,
+//! the thread of a GPU and that of events are started again; that of the driver, or the supervisor, ends the agent.
 //!
 //! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
 //! - Control: `handle`, `supervisor`, `enumerated_gpus`, `tiers` (what is read when, and why), `rounds` (one publication

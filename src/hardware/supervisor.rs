@@ -24,6 +24,7 @@
 //! | Closing | the driver is closed, or does not close in time | Closed | `a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends` |
 //! | Closed | the driver is resumed, or its release expires | Closed, without a pause | `a_release_ends_by_itself` |
 
+mod event_threads;
 mod loads;
 mod publication;
 mod session;
@@ -34,11 +35,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tracing::info;
+use tracing::{error, info};
 
+use self::event_threads::EventThreads;
 use self::loads::DriverLoads;
 use super::enumerated_gpus::EnumeratedGpus;
-use super::event_thread::{EventThread, XidSender};
+use super::event_thread::XidSender;
 use super::messages::{DriverCommand, Notice, PassReport, SupervisorMessage, SupervisorSender};
 use super::plausible;
 use super::release::Releases;
@@ -48,7 +50,7 @@ use super::source::{DriverSession, PassStatus};
 use super::worker::{Loading, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::domain::model::{DriverInfo, GpuUuid, HardwareState, Monotonic, SourceStatus};
+use crate::domain::model::{GpuUuid, HardwareState, Moment, Monotonic, SourceStatus};
 use crate::words;
 
 /// How long a stopping supervisor waits for the driver to be closed.
@@ -66,10 +68,7 @@ enum SessionPhase {
         retry: Monotonic,
     },
     Opening,
-    Open {
-        session: Arc<dyn DriverSession>,
-        next_inspection: Monotonic,
-    },
+    Open(Arc<dyn DriverSession>),
     /// The workers drop their readers, then the driver is closed.
     Draining {
         session: Arc<dyn DriverSession>,
@@ -83,7 +82,7 @@ enum SessionPhase {
 }
 
 pub struct Supervisor {
-    /// The state to publish; `publish` adds the readings.
+    /// The state to publish; `publish_if_due` adds the readings.
     state: HardwareState,
     settings: HardwareSettings,
     clock: Clock,
@@ -95,24 +94,17 @@ pub struct Supervisor {
     driver_stuck: bool,
     /// The sessions that the driver thread closes after its command; not closed here, as that may block without limit.
     unclosed: Vec<Arc<dyn DriverSession>>,
+    /// The status of the lists of GPUs that openings and inspections read.
+    inventory_status: SourceStatus,
     publisher: watch::Sender<Arc<HardwareState>>,
-    /// Cloned for the threads that it starts.
-    to_supervisor: SupervisorSender,
-    xids: XidSender,
-    /// The event thread of the open session, or of the one being drained.
-    event_thread: Option<EventThread>,
-    /// Whether no event thread could be started; each inspection tries again.
-    lacks_event_thread: bool,
-    /// The event threads that did not end in time.
-    leaked_waits: Vec<EventThread>,
-    last_event_thread_number: u64,
-    /// The last state of the event wait.
-    event_collector: Option<SourceStatus>,
+    /// Whether the state has changed in a way that is published at once: see `publication`.
+    is_publication_due: bool,
+    events: EventThreads,
     releases: Releases,
     phase: SessionPhase,
     loads: DriverLoads,
-    /// The driver and the number of GPUs at the last opening.
-    last_opened: Option<(Option<DriverInfo>, usize)>,
+    /// When an open session is inspected: whether its layout has changed.
+    next_inspection: Monotonic,
     reopen: Backoff,
     gpus: EnumeratedGpus,
     rounds: Rounds,
@@ -134,9 +126,14 @@ impl Supervisor {
     ) -> Self {
         let state = HardwareState::clone(&publisher.borrow());
         Self {
-            state: HardwareState { implausible_readings: plausible::all_zero(), ..state },
+            // With 0: `increase()` does not count the first event of a counter that appears with it.
+            state: HardwareState {
+                implausible_readings: plausible::ALL.iter().map(|quantity| (quantity.name, 0)).collect(),
+                ..state
+            },
             reopen: Backoff::new(settings.reopen),
             gpus: EnumeratedGpus::new(settings.clone(), clock, to_supervisor.clone()),
+            events: EventThreads::new(clock, settings.clone(), to_supervisor, xids),
             settings,
             clock,
             driver_thread,
@@ -144,30 +141,30 @@ impl Supervisor {
             driver_call_since: None,
             driver_stuck: false,
             unclosed: Vec::new(),
+            inventory_status: SourceStatus::default(),
             publisher,
-            to_supervisor,
-            xids,
-            event_thread: None,
-            lacks_event_thread: false,
-            leaked_waits: Vec::new(),
-            last_event_thread_number: 0,
-            event_collector: None,
+            is_publication_due: false,
             releases: Releases::default(),
             phase: SessionPhase::Closed { retry: Monotonic::default() },
             loads: DriverLoads::default(),
-            last_opened: None,
+            next_inspection: Monotonic::default(),
             rounds: Rounds::default(),
             awaits_an_answer: false,
             stopping: None,
         }
     }
 
-    /// Runs until the driver is closed after `SupervisorMessage::Stop`, or `STOP` has passed.
+    /// Runs until the driver is closed after `SupervisorMessage::Stop`, or `STOP` has passed; or until the driver thread has
+    /// panicked, without which no driver can be opened or closed. The end closes the channel of the states.
     pub fn run(mut self, messages: &Receiver<SupervisorMessage>) {
         loop {
             let now = self.clock.now().monotonic;
             self.act(now);
             if self.has_stopped(now) {
+                return;
+            }
+            if self.driver_thread.has_ended() {
+                error!("the driver thread has panicked: no GPU can be read any more");
                 return;
             }
             match messages.recv_timeout(self.wake_up(now).since(now)) {
@@ -180,11 +177,14 @@ impl Supervisor {
 
     /// The next time to act: exact for the next round and the end of one, a little late for everything else.
     fn wake_up(&self, now: Monotonic) -> Monotonic {
-        let is_open = matches!(self.phase, SessionPhase::Open { .. });
-        let round = self.rounds.deadline().into_iter().chain(self.gpus.next_pass(now)).filter(|_| is_open).min();
+        let round = self.rounds.deadline().into_iter().chain(self.gpus.next_pass(now)).filter(|_| self.is_open()).min();
         let latest = now + self.settings.watchdog / WAKE_UPS;
         // The wait is never zero, so that a deadline in the past cannot make the loop spin.
         round.map_or(latest, |round| round.min(latest)).max(now + Duration::from_millis(1))
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.phase, SessionPhase::Open(_))
     }
 
     fn has_stopped(&self, now: Monotonic) -> bool {
@@ -194,13 +194,12 @@ impl Supervisor {
     /// Does everything that is due at `now`.
     fn act(&mut self, now: Monotonic) {
         self.watch_driver_thread(now);
-        self.xids.send();
-        self.leaked_waits.retain(|event_thread| !event_thread.has_ended());
+        self.events.xids.send();
+        self.events.abandoned.retain(|thread| !thread.has_ended());
         if self.releases.released().is_some_and(|released| now >= released.until.monotonic) {
             info!("the release has expired");
             self.resume(now);
         }
-        let has_event_thread = self.event_thread.as_ref().is_some_and(|event_thread| !event_thread.has_ended());
         let stuck = self.gpus.mark_stuck(now);
         for gpu in &stuck {
             self.rounds.stop_waiting_for(gpu);
@@ -208,24 +207,23 @@ impl Supervisor {
                 pending.remove(gpu);
             }
         }
-        if !stuck.is_empty() {
-            self.publish();
-        }
+        self.is_publication_due |= !stuck.is_empty() | self.rounds.end_if_complete(now);
+        // Before the passes that begin now, and before the answers, which are about the published state.
+        self.publish_if_due(now);
         match &self.phase {
             SessionPhase::Closed { retry } if now >= *retry => self.open(now),
-            SessionPhase::Open { session, next_inspection } => {
+            SessionPhase::Open(session) => {
                 let session = Arc::clone(session);
-                if now >= *next_inspection && self.send(DriverCommand::Inspect(Arc::clone(&session)), now) {
-                    let next_inspection = now + self.settings.medium_interval;
-                    self.phase = SessionPhase::Open { session: Arc::clone(&session), next_inspection };
-                    if self.lacks_event_thread {
-                        self.start_event_thread(&session);
-                    }
+                if now >= self.next_inspection && self.send(DriverCommand::Inspect(Arc::clone(&session)), now) {
+                    self.next_inspection = now + self.settings.medium_interval;
+                    self.events.start_missing(&session);
                 }
-                self.advance_rounds(&session, now);
+                let started = self.gpus.start_passes(&session, now);
+                // Then the round is published without the GPUs that have not answered.
+                self.rounds.add(started, now + self.settings.shortest_interval() / 2);
             }
             SessionPhase::Draining { pending, until, .. }
-                if (pending.is_empty() && !has_event_thread || now >= *until)
+                if (pending.is_empty() && self.events.current.is_none() || now >= *until)
                     && (self.driver_call_since.is_none() || self.driver_stuck) =>
             {
                 self.close_session(now);
@@ -239,10 +237,10 @@ impl Supervisor {
 
     fn answer_releases(&mut self, now: Monotonic) {
         let is_closed = matches!(self.phase, SessionPhase::Closed { .. });
-        let (gpus, leaked, has_driver_call) = (&self.gpus, &self.leaked_waits, self.driver_call_since.is_some());
+        let (gpus, events, has_driver_call) = (&self.gpus, &self.events, self.driver_call_since.is_some());
         self.releases.answer(is_closed, now, self.settings.release_limit, || {
             let mut holders: Vec<String> = gpus.stuck().map(|gpu| format!("a call on {gpu}")).collect();
-            holders.extend((!leaked.is_empty()).then(|| "the wait for events".to_owned()));
+            holders.extend((!events.abandoned.is_empty()).then(|| "the wait for events".to_owned()));
             holders.extend(has_driver_call.then(|| "a call that opens, lists or closes the driver".to_owned()));
             if holders.is_empty() {
                 holders.push("a call that has not returned".to_owned());
@@ -251,21 +249,9 @@ impl Supervisor {
         });
     }
 
-    fn advance_rounds(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) {
-        if self.rounds.end_if_complete(now) {
-            self.publish();
-        }
-        let started = self.gpus.start_passes(session, now);
-        self.rounds.add(started, self.round_deadline(now));
-    }
-
-    /// The time at which a round is published without the GPUs that have not answered.
-    fn round_deadline(&self, now: Monotonic) -> Monotonic {
-        now + self.settings.shortest_interval() / 2
-    }
-
     fn handle(&mut self, message: SupervisorMessage) {
-        let now = self.clock.now().monotonic;
+        let moment = self.clock.now();
+        let now = moment.monotonic;
         match message {
             SupervisorMessage::Passed(report) => self.apply_pass(*report, now),
             SupervisorMessage::ReaderDropped(gpu) => {
@@ -274,6 +260,7 @@ impl Supervisor {
                 }
             }
             SupervisorMessage::Opened(opened, node_devices) => {
+                self.listed(opened.is_ok(), moment);
                 self.driver_returned(now);
                 self.state.node_devices = node_devices;
                 match *opened {
@@ -282,12 +269,15 @@ impl Supervisor {
                 }
             }
             SupervisorMessage::Inspected(inventory, node_devices) => {
+                self.listed(inventory.as_ref().is_none_or(|listed| listed.is_ok()), moment);
                 self.driver_returned(now);
+                let has_changed = inventory.is_some() || node_devices != self.state.node_devices;
                 self.state.node_devices = node_devices;
+                self.is_publication_due |= has_changed || self.rounds.deadline().is_none();
                 match inventory {
                     Some(inventory) => self.apply_changed_layout(*inventory, now),
                     // The problem depends on the bus, too.
-                    None if matches!(self.phase, SessionPhase::Open { .. }) => self.update_inventory_problem(),
+                    None if self.is_open() => self.update_inventory_problem(),
                     None => {}
                 }
             }
@@ -298,16 +288,17 @@ impl Supervisor {
                 }
             }
             SupervisorMessage::Notice(notice) => self.apply_notice(*notice, now),
-            SupervisorMessage::EventThreadEnded(number) => {
-                self.event_thread.take_if(|event_thread| event_thread.number == number);
+            SupervisorMessage::EventThreadEnded(number, has_panicked) => {
+                self.events.apply_end(number, has_panicked);
+                self.is_publication_due |= has_panicked;
             }
             SupervisorMessage::Held { held, changed } => self.gpus.set_held(held, &changed, now),
             SupervisorMessage::Watched(watched) => self.gpus.set_watched(watched, now),
             SupervisorMessage::Release(duration, reply) => {
                 info!(duration = words::duration(duration), "the driver is released on request");
-                self.releases.release(duration, reply, self.clock.now(), self.settings.release_limit);
+                self.releases.release(duration, reply, moment, self.settings.release_limit);
                 self.drain(now);
-                self.publish();
+                self.is_publication_due = true;
             }
             SupervisorMessage::Resume(reply) => {
                 self.resume(now);
@@ -321,16 +312,21 @@ impl Supervisor {
         }
     }
 
+    /// Applies whether an opening or an inspection has read the list of the GPUs.
+    fn listed(&mut self, success: bool, now: Moment) {
+        let last_success = if success { Some(now) } else { self.inventory_status.last_success };
+        let duration = self.driver_call_since.map(|since| now.monotonic.since(since));
+        self.inventory_status = SourceStatus { success, last_success, duration, stuck: false };
+    }
+
     /// Reads the tiers that an event may have changed.
     fn apply_notice(&mut self, notice: Notice, now: Monotonic) {
         self.count(&notice.problems);
-        let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);
-        let SessionPhase::Open { next_inspection, .. } = &mut self.phase else { return };
-        if current != Some(notice.event_thread) {
+        if !self.is_open() || !self.events.is_current(notice.event_thread) {
             return;
         }
         if notice.layout_may_have_changed {
-            *next_inspection = now;
+            self.next_inspection = now;
         }
         for gpu in notice.slow_due {
             self.gpus.request_after_event(&gpu);
@@ -345,7 +341,7 @@ impl Supervisor {
         self.count_implausible(&report.pass.implausible);
         let status = report.pass.status;
         // A call that returns late used handles of an earlier session.
-        let is_current = matches!(self.phase, SessionPhase::Open { .. }) && self.gpus.is_current(&report);
+        let is_current = self.is_open() && self.gpus.is_current(&report);
         let is_first = report.fresh && is_current && status == PassStatus::Answers;
         // Before `apply_pass`, which adds its processes to the known ones.
         let is_late = self.rounds.count_pass(&report, is_current, self.gpus.is_news(&report));
@@ -365,10 +361,7 @@ impl Supervisor {
             PassStatus::Lost | PassStatus::Unlisted if self.gpus.all_lost() => self.end_session(ALL_LOST, now),
             PassStatus::Lost | PassStatus::Unlisted => {}
         }
-        // The first readings of a GPU wait for no other GPU.
-        if is_first || is_late {
-            self.publish();
-        }
+        self.is_publication_due |= is_first || is_late;
     }
 }
 

@@ -730,11 +730,13 @@ fn a_layout_check_that_hangs_stops_no_reading() {
     wait(&hardware, "readings past the watchdog's patience", |state| {
         later(state) && has_fast(state, 0) && has_fast(state, 1) && !readings(state, 0).stuck
     });
+    let inventory = |state: &HardwareState| (state.collectors["inventory"].stuck, state.problem.is_some());
+    wait(&hardware, "the report", |state| inventory(state) == (true, false));
     fake.update(|state| {
         state["hang"] = json!([]);
         state["gpus"] = json!([{}, {}, {}]);
     });
-    wait(&hardware, "the new GPU", |state| has_fast(state, 2));
+    wait(&hardware, "the new GPU", |state| has_fast(state, 2) && inventory(state) == (false, false));
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn every_tier_is_read_at_once_health_first() {
     assert_eq!((state.source, state.problem.as_deref()), (HardwareSource::Simulated, None));
     assert_eq!(state.node_devices, Some(NodeDevices { expected: 8, ..NodeDevices::default() }));
     let tiers: Vec<_> = state.collectors.iter().map(|(tier, collector)| (*tier, collector.success)).collect();
-    assert_eq!(tiers, [("fast", true), ("medium", true), ("slow", true)]);
+    assert_eq!(tiers, [("fast", true), ("inventory", true), ("medium", true), ("slow", true)]);
 }
 
 #[test]
@@ -230,6 +230,18 @@ fn a_gpu_that_is_added_or_removed_changes_the_inventory() {
     });
     assert!(!state.inventory.gpus[&gpu(0)].present);
     assert_eq!(state.inventory.visible(), 1);
+}
+
+#[test]
+fn a_gpu_that_leaves_the_bus_is_gone_also_where_the_driver_lists_none() {
+    let script = Script::new(0);
+    let hardware = run(&script);
+    wait(&hardware, "the GPUs on the bus", |state| {
+        state.problem.as_deref().is_some_and(|text| text.contains("8 GPUs"))
+    });
+    script.set(|acts| acts.expected = 0);
+    let state = wait(&hardware, "the empty bus", |state| state.problem.is_none());
+    assert_eq!(state.node_devices, Some(NodeDevices::default()));
 }
 
 #[test]

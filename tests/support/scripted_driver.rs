@@ -23,6 +23,8 @@ pub struct Acts {
     pub absent: bool,
     pub loading_hangs: bool,
     pub gpus: Vec<GpuUuid>,
+    /// The number of GPUs on the bus.
+    pub expected: usize,
     pub statuses: BTreeMap<GpuUuid, PassStatus>,
     pub stuck: Option<GpuUuid>,
     /// The result of the call that was stuck.
@@ -42,7 +44,7 @@ pub struct Acts {
 impl Script {
     pub fn new(gpus: usize) -> Self {
         let script = Self::default();
-        script.set(|acts| acts.gpus = (0..gpus).map(gpu).collect());
+        script.set(|acts| (acts.gpus, acts.expected) = ((0..gpus).map(gpu).collect(), 8));
         script
     }
 
@@ -116,7 +118,7 @@ impl DriverSession for ScriptedSession {
     }
 
     fn node_devices(&self) -> Option<NodeDevices> {
-        Some(NodeDevices { expected: 8, ..NodeDevices::default() })
+        Some(NodeDevices { expected: self.0.set(|acts| acts.expected), ..NodeDevices::default() })
     }
 }
 

@@ -1,10 +1,25 @@
 //! Publishes problems, counts and all readings as one state.
+//!
+//! | what | published |
+//! |---|---|
+//! | a session is open, ends, or cannot be opened; a release or a resume | at once |
+//! | a problem appears, changes or ends; a call hangs, or the driver thread's returns | at once |
+//! | the event thread has panicked | at once |
+//! | an inspection that finds another layout or other GPUs on the bus, or that ends outside a round, as where no GPU is read | at once |
+//! | the first pass of a reader: it waits for no other GPU | at once |
+//! | a pass with news after its round has ended | at once |
+//! | other passes with news, those of lost GPUs too | at the end of the round: all its GPUs have answered, or half of the shortest interval has passed |
+//! | a list of processes alone without a new process; a pass by handles of an earlier list | with the next publication |
+//! | failed calls, implausible readings, stale readings, the wait for events | with the next publication |
+//! | the close of the driver | never: the end of the session has been |
+//!
+//! "At once" sets `is_publication_due`; `Supervisor::act`, which follows each message, is the only place that publishes.
 
 use std::sync::Arc;
 
 use tracing::warn;
 
-use super::{SessionPhase, Supervisor};
+use super::Supervisor;
 use crate::domain::model::{HardwareState, Monotonic, SourceStatus};
 use crate::hardware::plausible::Implausible;
 use crate::hardware::source::{CallProblem, Failure};
@@ -23,7 +38,13 @@ impl Supervisor {
         if self.state.problem.as_deref() != Some(text.as_str()) {
             warn!(problem = text, "no device readings");
             self.state.problem = Some(text.into());
+            self.is_publication_due = true;
         }
+    }
+
+    pub(super) fn clear_problem(&mut self) {
+        self.awaits_an_answer = false;
+        self.is_publication_due |= self.state.problem.take().is_some();
     }
 
     pub(super) fn count(&mut self, problems: &[CallProblem]) {
@@ -38,11 +59,16 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn publish(&mut self) {
-        let now = self.clock.now().monotonic;
-        let is_open = matches!(self.phase, SessionPhase::Open { .. });
+    pub(super) fn publish_if_due(&mut self, now: Monotonic) {
+        if !std::mem::take(&mut self.is_publication_due) {
+            return;
+        }
+        let is_open = self.is_open();
         let mut collectors = self.rounds.collectors(is_open, &self.gpus.stuck_tiers());
-        collectors.extend(self.event_collector(is_open, now).map(|collector| ("events", collector)));
+        collectors.extend(self.events.status(is_open, now).map(|status| ("events", status)));
+        let success = self.inventory_status.success && is_open;
+        let inventory = SourceStatus { success, stuck: self.driver_stuck, ..self.inventory_status.clone() };
+        collectors.insert("inventory", inventory);
         let released = self.releases.released();
         let problem = if released.is_some() { Some(RELEASED.into()) } else { self.state.problem.clone() };
         self.publisher.send_replace(Arc::new(HardwareState {
@@ -55,19 +81,5 @@ impl Supervisor {
             released,
             ..self.state.clone()
         }));
-    }
-
-    /// The state of the event wait; `None` until a driver with events has been opened, or its thread has not started.
-    fn event_collector(&mut self, is_open: bool, now: Monotonic) -> Option<SourceStatus> {
-        let current = self.event_thread.as_ref().and_then(|event_thread| event_thread.collector(now));
-        if current.is_some() {
-            self.event_collector = current;
-        } else if let Some(collector) = &mut self.event_collector {
-            collector.success = false;
-        }
-        let collector = self.event_collector.as_mut()?;
-        collector.success &= is_open;
-        collector.stuck = self.event_thread.iter().chain(&self.leaked_waits).any(|thread| thread.is_stuck(now));
-        Some(collector.clone())
     }
 }

@@ -7,16 +7,13 @@ use tracing::{debug, info, warn};
 
 use super::{SessionPhase, Supervisor};
 use crate::domain::model::Monotonic;
-use crate::hardware::event_thread::EventThread;
 use crate::hardware::messages::{DriverCommand, ListedGpus, OpenedSession};
-use crate::hardware::source::{DriverSession, Failure};
+use crate::hardware::source::Failure;
 use crate::words::counted;
 
 /// How long the threads have to drop a session. Then the driver thread drops it, and it closes once the last stuck
 /// thread drops it, too.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
-/// The number of event threads that never ended at which no further one is started.
-const LEAKED_EVENT_THREADS: usize = 4;
 
 impl Supervisor {
     pub(super) fn resume(&mut self, now: Monotonic) {
@@ -28,7 +25,7 @@ impl Supervisor {
         if let SessionPhase::Closed { retry } = &mut self.phase {
             *retry = now;
         }
-        self.publish();
+        self.is_publication_due = true;
     }
 
     /// Opens the driver, unless it is released, a stop is requested, or the driver thread runs another command.
@@ -39,35 +36,13 @@ impl Supervisor {
         }
     }
 
-    /// Starts the event thread, unless too many have never ended.
-    pub(super) fn start_event_thread(&mut self, session: &Arc<dyn DriverSession>) {
-        if self.leaked_waits.len() >= LEAKED_EVENT_THREADS {
-            self.lacks_event_thread = false;
-            warn!("too many waits for events have not returned: this session has no events");
-            return;
-        }
-        self.last_event_thread_number += 1;
-        let (number, watchdog) = (self.last_event_thread_number, self.settings.watchdog);
-        let (xids, sender) = (self.xids.clone(), self.to_supervisor.clone());
-        let spawned = EventThread::spawn(number, Arc::clone(session), self.clock, xids, sender, watchdog);
-        let lacked = std::mem::replace(&mut self.lacks_event_thread, spawned.is_err());
-        if let Err(problem) = &spawned {
-            // The status of events is then a failure, also in the first session.
-            self.event_collector.get_or_insert_default();
-            if !lacked {
-                warn!(%problem, "cannot start a thread for the driver's events; trying again");
-            }
-        }
-        self.event_thread = spawned.ok();
-    }
-
     pub(super) fn begin_session(&mut self, (session, (inventory, problems)): OpenedSession, now: Monotonic) {
-        let found = (inventory.driver.clone(), inventory.gpus.len());
-        if self.last_opened.as_ref() == Some(&found) {
-            debug!(source = self.state.source.into_str(), gpus = found.1, "the driver is open again");
+        let (source, gpus) = (self.state.source.into_str(), inventory.gpus.len());
+        // While no GPU answers, each attempt opens it.
+        if self.awaits_an_answer {
+            debug!(source, gpus, "the driver is open again");
         } else {
-            info!(source = self.state.source.into_str(), gpus = found.1, "the driver is open");
-            self.last_opened = Some(found);
+            info!(source, gpus, "the driver is open");
         }
         self.count(&problems);
         self.state.sessions += 1;
@@ -76,21 +51,21 @@ impl Supervisor {
         self.update_inventory_problem();
         self.rounds.clear();
         self.releases.track(&session);
-        self.start_event_thread(&session);
-        self.phase = SessionPhase::Open { session, next_inspection: now + self.settings.medium_interval };
+        self.events.start(&session);
+        self.phase = SessionPhase::Open(session);
+        self.next_inspection = now + self.settings.medium_interval;
         if self.stopping.is_some() || self.releases.released().is_some() {
             self.drain(now);
-        } else {
-            // The plugin needs the list alone.
-            self.publish();
         }
+        // Before the first pass: the plugin needs the list alone.
+        self.is_publication_due = true;
     }
 
     pub(super) fn opening_failed(&mut self, failure: &Failure, now: Monotonic) {
         self.loads.refused(failure.cause);
         self.fail(failure);
         self.set_closed(now);
-        self.publish();
+        self.is_publication_due = true;
     }
 
     /// Ends the phase: no session is open, or the driver thread closes it later. The driver is opened again after a
@@ -102,15 +77,13 @@ impl Supervisor {
     /// Applies a changed layout. `listed`: the new list, or why there is none.
     pub(super) fn apply_changed_layout(&mut self, listed: Result<ListedGpus, Failure>, now: Monotonic) {
         match listed {
-            Ok((inventory, problems)) if matches!(self.phase, SessionPhase::Open { .. }) => {
+            Ok((inventory, problems)) if self.is_open() => {
                 info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
                 self.count(&problems);
                 self.loads.listed(inventory.driver.as_ref());
                 self.gpus.apply_inventory(inventory, false, now);
                 self.update_inventory_problem();
-                if let Some(event_thread) = &self.event_thread {
-                    event_thread.gpus_changed();
-                }
+                self.events.gpus_changed();
             }
             Ok(_) => {}
             Err(failure) => {
@@ -144,7 +117,7 @@ impl Supervisor {
                 counted(expected, "GPU")
             ));
         } else {
-            (self.state.problem, self.awaits_an_answer) = (None, false);
+            self.clear_problem();
         }
     }
 
@@ -157,24 +130,19 @@ impl Supervisor {
 
     /// Ends the session: withdraws all readings and requests that the threads drop it.
     pub(super) fn drain(&mut self, now: Monotonic) {
-        let SessionPhase::Open { session, .. } = &self.phase else { return };
+        let SessionPhase::Open(session) = &self.phase else { return };
         let session = Arc::clone(session);
         let pending = self.gpus.drop_readers();
-        if let Some(event_thread) = &mut self.event_thread {
-            event_thread.stop();
-        }
+        self.events.stop();
         self.rounds.clear();
         self.phase = SessionPhase::Draining { session, pending, until: now + DRAIN_LIMIT.min(self.settings.watchdog) };
-        self.publish();
+        self.is_publication_due = true;
     }
 
     pub(super) fn close_session(&mut self, now: Monotonic) {
         let SessionPhase::Draining { session, .. } = &self.phase else { return };
         let session = Arc::clone(session);
-        if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
-            warn!("the wait for events has not returned and is abandoned");
-            self.leaked_waits.push(event_thread);
-        }
+        self.events.abandon();
         self.phase = SessionPhase::Closing { until: now + self.settings.watchdog };
         if !self.send(DriverCommand::Close(session), now) {
             self.set_closed(now);
@@ -202,9 +170,10 @@ impl Supervisor {
         }
         if !std::mem::replace(&mut self.driver_stuck, true) {
             warn!("a driver call that concerns the whole node has not come back");
+            self.is_publication_due = true;
         }
-        // The phase may have changed since.
-        if matches!(self.phase, SessionPhase::Open { .. }) {
+        // The phase may have changed since. The readings of an open session go on: the collector's status shows the call.
+        if self.is_open() {
             return;
         }
         let seconds = self.settings.watchdog.as_secs_f64();
@@ -219,16 +188,14 @@ impl Supervisor {
                  lines in the kernel log, the node may need a reboot"
             )
         };
-        if self.state.problem.as_deref() != Some(&*problem) {
-            self.set_problem(problem);
-            self.publish();
-        }
+        self.set_problem(problem);
     }
 
     pub(super) fn driver_returned(&mut self, now: Monotonic) {
         self.driver_call_since = None;
         if std::mem::take(&mut self.driver_stuck) {
             info!("the overdue driver call has returned");
+            self.is_publication_due = true;
         }
         if let Some(session) = self.unclosed.pop() {
             self.send(DriverCommand::Close(session), now);
@@ -240,7 +207,7 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         let phase = std::mem::replace(&mut self.phase, SessionPhase::Opening);
-        if let SessionPhase::Open { session, .. } | SessionPhase::Draining { session, .. } = phase {
+        if let SessionPhase::Open(session) | SessionPhase::Draining { session, .. } = phase {
             self.unclosed.push(session);
         }
         for session in self.unclosed.drain(..) {
@@ -263,7 +230,7 @@ mod tests {
     use crate::hardware::pci::Bus;
     use crate::hardware::settings::HardwareSettings;
     use crate::hardware::simulated::{SimulatedDriver, SimulatedProfile};
-    use crate::hardware::source::{Driver, GpuReader};
+    use crate::hardware::source::{Driver, DriverSession, GpuReader};
     use crate::hardware::worker::{Loading, spawn_driver_thread};
 
     /// A supervisor with an open session.
@@ -334,7 +301,7 @@ mod tests {
     fn a_session_is_closed_by_the_driver_thread_when_the_end_comes_before_its_message() {
         let (names, closed_by) = channel();
         let (mut supervisor, messages) = open(TestDriver(names));
-        let SessionPhase::Open { session, .. } = &supervisor.phase else { panic!() };
+        let SessionPhase::Open(session) = &supervisor.phase else { panic!() };
         let session = Arc::clone(session);
         assert!(supervisor.send(DriverCommand::Inspect(session), Monotonic::default()));
         supervisor.drain(Monotonic::default());

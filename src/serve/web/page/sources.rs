@@ -38,6 +38,7 @@ fn label(name: &str) -> &str {
         "medium" => "driver: memory, heat, clocks",
         "slow" => "driver: errors, links",
         "events" => "driver: events",
+        "inventory" => "driver: list of GPUs",
         other => other,
     }
 }
