@@ -79,10 +79,10 @@ impl CatalogueRow {
         Self {
             name: descriptor.name,
             kind: descriptor.kind.as_str(),
-            labels: descriptor.labels.unwrap_or(group.labels).split_whitespace().collect(),
+            labels: metric.labels.unwrap_or(group.labels).split_whitespace().chain(metric.by).collect(),
             unit: descriptor.unit(),
             help: descriptor.help,
-            source: descriptor.source.unwrap_or(group.source),
+            source: metric.source.unwrap_or(group.source),
             section: group.section,
         }
     }

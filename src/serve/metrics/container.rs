@@ -1,18 +1,20 @@
 //! Which container holds which device, and what of its use is attributed to the container.
 
+use std::sync::LazyLock;
+
 use super::family::{Group, counter, gauge};
 use super::labels::{DEVICE, Labels, of_account, of_device};
 use crate::domain::model::{Account, Snapshot, allocated_ratios};
 
-pub(super) static GROUP: Group = Group {
+pub(super) static GROUP: LazyLock<Group> = LazyLock::new(|| Group {
     section: "Allocation and attribution",
     labels: "namespace pod container gpu_uuid mig_uuid",
     source: "PodResources List joined with NVML",
-    metrics: &[
-        gauge(
-            "podmeter_container_allocation_info",
-            "A GPU that a container holds now, and how its use is attributed.",
-            |snapshot, family| {
+    metrics: vec![
+        gauge("podmeter_container_allocation_info")
+            .help("A GPU that a container holds now, and how its use is attributed.")
+            .labels("namespace pod container gpu_uuid mig_uuid resource device_id sharing attribution")
+            .samples(|snapshot, family| {
                 for (labels, account) in shown(snapshot) {
                     let Some(holding) = &account.holding else { continue };
                     for device in &holding.device_ids {
@@ -25,86 +27,68 @@ pub(super) static GROUP: Group = Group {
                         family.push(labels, 1u64);
                     }
                 }
+            }),
+        counter("podmeter_container_allocated_seconds_total")
+            .help("GPU-seconds held: a shared slot counts its share of the GPU, a MIG device its slices.")
+            .each(shown, |account| account.counters.allocated_seconds),
+        counter("podmeter_container_busy_seconds_total")
+            .help("GPU-seconds in which the container kept its device busy.")
+            .each(shown, |account| account.counters.busy_seconds),
+        counter("podmeter_container_borrowed_seconds_total")
+            .help("The part of podmeter_container_busy_seconds_total beyond what the container holds.")
+            .each(shown, |account| account.counters.borrowed_seconds),
+        counter("podmeter_container_idle_seconds_total")
+            .help("GPU-seconds held and not busy, of the time with known busy seconds.")
+            .each(shown, |account| account.counters.idle_seconds),
+        counter("podmeter_container_uncovered_seconds_total")
+            .help("GPU-seconds held without known busy seconds: neither busy nor idle.")
+            .each(shown, |account| account.counters.uncovered_seconds),
+        gauge("podmeter_container_last_active_timestamp_seconds")
+            .help(
+                "Unix time of the last activity, or of the last time without readings; else the start of the \
+                     allocation.",
+            )
+            .each(current, |account| account.last_active),
+        gauge("podmeter_container_utilization_ratio")
+            .help("Busy part of what the container holds, in the last ten seconds read of the holding.")
+            .each(current, |account| account.utilization_ratio),
+        gauge("podmeter_container_sm_active_ratio")
+            .help("SM activity of the container's exclusive device, while no others keep it busy.")
+            .each(current, |account| account.sm_active_ratio),
+        gauge("podmeter_container_dram_active_ratio")
+            .help("Memory bandwidth use of the container's exclusive device, while no others keep it busy.")
+            .each(current, |account| account.dram_active_ratio),
+        gauge("podmeter_container_memory_used_bytes")
+            .help("Device memory that the container uses.")
+            .each(current, |account| account.memory_used_bytes),
+        gauge("podmeter_container_memory_limit_bytes")
+            .help("Device memory that the container may use.")
+            .each(current, |account| account.memory_limit_bytes),
+        counter("podmeter_container_energy_joules_total")
+            .help("Energy attributed to the container.")
+            .each(shown, |account| account.counters.energy_joules),
+        gauge("podmeter_container_processes")
+            .help("Processes of the container on the device.")
+            .each(current, |account| account.processes),
+        gauge("podmeter_device_allocated_ratio").help("Fraction of the GPU that is allocated.").labels(DEVICE).samples(
+            |snapshot, family| {
+                let allocated = allocated_ratios(snapshot);
+                for gpu in snapshot.hardware.inventory.gpus.values() {
+                    family.push_known(of_device(gpu), allocated.get(&gpu.uuid).copied());
+                }
             },
-        )
-        .labels("namespace pod container gpu_uuid mig_uuid resource device_id sharing attribution"),
-        counter(
-            "podmeter_container_allocated_seconds_total",
-            "GPU-seconds held: a shared slot counts its share of the GPU, a MIG device its slices.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.counters.allocated_seconds),
         ),
-        counter(
-            "podmeter_container_busy_seconds_total",
-            "GPU-seconds in which the container kept its device busy.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.counters.busy_seconds),
-        ),
-        counter(
-            "podmeter_container_borrowed_seconds_total",
-            "The part of podmeter_container_busy_seconds_total beyond what the container holds.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.counters.borrowed_seconds),
-        ),
-        counter(
-            "podmeter_container_idle_seconds_total",
-            "GPU-seconds held and not busy, of the time with known busy seconds.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.counters.idle_seconds),
-        ),
-        counter(
-            "podmeter_container_uncovered_seconds_total",
-            "GPU-seconds held without known busy seconds: neither busy nor idle.",
-            |snapshot, family| family.each(shown(snapshot), |account| account.counters.uncovered_seconds),
-        ),
-        gauge(
-            "podmeter_container_last_active_timestamp_seconds",
-            "Unix time of the last activity, or of the last time without readings; else the start of the allocation.",
-            |snapshot, family| family.each(current(snapshot), |account| account.last_active),
-        ),
-        gauge(
-            "podmeter_container_utilization_ratio",
-            "Busy part of what the container holds, in the last ten seconds read of the holding.",
-            |snapshot, family| family.each(current(snapshot), |account| account.utilization_ratio),
-        ),
-        gauge(
-            "podmeter_container_sm_active_ratio",
-            "SM activity of the container's exclusive device, while no others keep it busy.",
-            |snapshot, family| family.each(current(snapshot), |account| account.sm_active_ratio),
-        ),
-        gauge(
-            "podmeter_container_dram_active_ratio",
-            "Memory bandwidth use of the container's exclusive device, while no others keep it busy.",
-            |snapshot, family| family.each(current(snapshot), |account| account.dram_active_ratio),
-        ),
-        gauge("podmeter_container_memory_used_bytes", "Device memory that the container uses.", |snapshot, family| {
-            family.each(current(snapshot), |account| account.memory_used_bytes);
-        }),
-        gauge(
-            "podmeter_container_memory_limit_bytes",
-            "Device memory that the container may use.",
-            |snapshot, family| family.each(current(snapshot), |account| account.memory_limit_bytes),
-        ),
-        counter("podmeter_container_energy_joules_total", "Energy attributed to the container.", |snapshot, family| {
-            family.each(shown(snapshot), |account| account.counters.energy_joules);
-        }),
-        gauge("podmeter_container_processes", "Processes of the container on the device.", |snapshot, family| {
-            family.each(current(snapshot), |account| account.processes);
-        }),
-        gauge("podmeter_device_allocated_ratio", "Fraction of the GPU that is allocated.", |snapshot, family| {
-            let allocated = allocated_ratios(snapshot);
-            for gpu in snapshot.hardware.inventory.gpus.values() {
-                family.push_known(of_device(gpu), allocated.get(&gpu.uuid).copied());
-            }
-        })
-        .labels(DEVICE),
     ],
-};
+});
 
 /// The accounts that have series, also of containers that have released the device: their totals stay.
-fn shown(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Account)> {
+fn shown(snapshot: &Snapshot) -> Vec<(Labels, &Account)> {
     let shown = snapshot.accounts.iter().filter(|account| !account.over_limit);
-    shown.map(|account| (of_account(account), account))
+    shown.map(|account| (of_account(account), account)).collect()
 }
 
-fn current(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Account)> {
-    shown(snapshot).filter(|(_, account)| account.holding.is_some())
+fn current(snapshot: &Snapshot) -> Vec<(Labels, &Account)> {
+    shown(snapshot).into_iter().filter(|(_, account)| account.holding.is_some()).collect()
 }
 
 /// How many series an account has in this group.

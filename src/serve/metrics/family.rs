@@ -2,6 +2,7 @@
 //!
 //! In: a snapshot. Out: families in the order of the page. Does not use: the formats in which they are written.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -17,25 +18,33 @@ pub struct Group {
     /// Labels and source of the metrics that name none themselves.
     pub labels: &'static str,
     pub source: &'static str,
-    pub metrics: &'static [Metric],
+    pub metrics: Vec<Metric>,
 }
 
 /// What a metric is, and the pure function that adds its samples.
 pub struct Metric {
     pub descriptor: Descriptor,
-    pub(super) samples: fn(&Snapshot, &mut Family),
+    /// The labels that a sample may carry, in the order of the page, with spaces between; `None`: those of the group.
+    pub labels: Option<&'static str>,
+    /// The label after these, where a subject has several series.
+    pub by: Option<&'static str>,
+    /// Where the value comes from: an NVML call, a PodResources message, podmeter itself; `None`: that of the group.
+    pub source: Option<&'static str>,
+    samples: Box<Samples>,
 }
 
-/// The description of a metric, without its values. The catalogue and the page both read it.
+/// Adds the samples of a metric.
+type Samples = dyn Fn(&Snapshot, &mut Family) + Send + Sync;
+
+/// Gives the subjects of series, such as the GPUs, with their labels.
+type Subjects<S> = fn(&Snapshot) -> Vec<(Labels, &S)>;
+
+/// The name, type and HELP of a metric, without its values.
 #[derive(Debug)]
 pub struct Descriptor {
     /// The name as in text 0.0.4: a counter's name ends in `_total`.
     pub name: &'static str,
     pub kind: MetricType,
-    /// Every label that a sample may carry, in the order of the page, with spaces between; `None`: those of the group.
-    pub labels: Option<&'static str>,
-    /// Where the value comes from: an NVML call, a PodResources message, podmeter itself; `None`: that of the group.
-    pub source: Option<&'static str>,
     /// One line, no backslash: what it means.
     pub help: &'static str,
 }
@@ -51,24 +60,22 @@ impl Descriptor {
     }
 }
 
-type Text = &'static str;
-type Samples = fn(&Snapshot, &mut Family);
-
-pub(super) const fn counter(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(MetricType::Counter, name, help, samples)
+pub(super) fn counter(name: &'static str) -> Metric {
+    Metric::new(MetricType::Counter, name)
 }
 
-pub(super) const fn gauge(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(MetricType::Gauge, name, help, samples)
+pub(super) fn gauge(name: &'static str) -> Metric {
+    Metric::new(MetricType::Gauge, name)
 }
 
-pub(super) const fn histogram(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(MetricType::Histogram, name, help, samples)
+pub(super) fn histogram(name: &'static str) -> Metric {
+    Metric::new(MetricType::Histogram, name)
 }
 
 impl Metric {
-    const fn new(kind: MetricType, name: Text, help: Text, samples: Samples) -> Self {
-        Self { descriptor: Descriptor { name, kind, labels: None, source: None, help }, samples }
+    fn new(kind: MetricType, name: &'static str) -> Self {
+        let descriptor = Descriptor { name, kind, help: "" };
+        Self { descriptor, labels: None, by: None, source: None, samples: Box::new(|_, _| {}) }
     }
 
     pub(super) fn family(&'static self, snapshot: &Snapshot) -> Family {
@@ -77,14 +84,69 @@ impl Metric {
         family
     }
 
-    pub(super) const fn labels(mut self, labels: Text) -> Self {
-        self.descriptor.labels = Some(labels);
+    pub(super) fn help(mut self, help: &'static str) -> Self {
+        self.descriptor.help = help;
         self
     }
 
-    pub(super) const fn source(mut self, source: Text) -> Self {
-        self.descriptor.source = Some(source);
-        self
+    pub(super) fn labels(self, labels: &'static str) -> Self {
+        Self { labels: Some(labels), ..self }
+    }
+
+    pub(super) fn source(self, source: &'static str) -> Self {
+        Self { source: Some(source), ..self }
+    }
+
+    /// The samples that the function adds.
+    pub(super) fn samples(self, samples: impl Fn(&Snapshot, &mut Family) + Send + Sync + 'static) -> Self {
+        Self { samples: Box::new(samples), ..self }
+    }
+
+    /// One series per subject that has the value.
+    pub(super) fn each<S: 'static, V: Into<SampleValue> + 'static>(
+        self,
+        subjects: Subjects<S>,
+        read: fn(&S) -> Option<V>,
+    ) -> Self {
+        self.samples(move |snapshot, family| {
+            for (labels, subject) in subjects(snapshot) {
+                family.push_known(labels, read(subject));
+            }
+        })
+    }
+
+    /// One series per subject and value of the label.
+    pub(super) fn by<S: 'static, L: Display, V: Into<SampleValue>, I: IntoIterator<Item = (L, Option<V>)> + 'static>(
+        self,
+        label: &'static str,
+        subjects: Subjects<S>,
+        read: fn(&S) -> Option<I>,
+    ) -> Self {
+        let metric = self.samples(move |snapshot, family| {
+            for (labels, subject) in subjects(snapshot) {
+                for (name, value) in read(subject).into_iter().flatten() {
+                    family.push_known(labels.clone().and(label, name), value);
+                }
+            }
+        });
+        Self { by: Some(label), ..metric }
+    }
+
+    /// One series per subject and key of the map.
+    pub(super) fn by_key<S: 'static, N: Copy + Into<&'static str> + 'static, V: Copy + Into<SampleValue> + 'static>(
+        self,
+        label: &'static str,
+        subjects: Subjects<S>,
+        read: fn(&S) -> Option<&BTreeMap<N, V>>,
+    ) -> Self {
+        let metric = self.samples(move |snapshot, family| {
+            for (labels, subject) in subjects(snapshot) {
+                for (name, value) in read(subject).into_iter().flatten() {
+                    family.push(labels.clone().and(label, (*name).into()), *value);
+                }
+            }
+        });
+        Self { by: Some(label), ..metric }
     }
 }
 
@@ -125,7 +187,7 @@ pub enum SampleValue {
 
 impl SampleValue {
     /// The number; `None` for a histogram.
-    pub(super) fn as_f64(&self) -> Option<f64> {
+    pub fn as_f64(&self) -> Option<f64> {
         match self {
             Self::Integer(number) => Some(*number as f64),
             Self::Float(number) => Some(*number),
@@ -144,35 +206,6 @@ impl Family {
         // NaN and infinity are absent.
         if !matches!(value, SampleValue::Float(number) if !number.is_finite()) {
             self.samples.push(MetricSample { labels, value });
-        }
-    }
-
-    /// The last label of the descriptor, where each value of it has a series.
-    pub(super) fn last_label(&self) -> &'static str {
-        let labels = self.descriptor.labels.expect("the row has labels of its own");
-        labels.rsplit(' ').next().unwrap_or_default()
-    }
-
-    /// Adds one series per subject that has the value.
-    pub(super) fn each<S, V: Into<SampleValue>>(
-        &mut self,
-        subjects: impl IntoIterator<Item = (Labels, S)>,
-        read: impl Fn(S) -> Option<V>,
-    ) {
-        subjects.into_iter().for_each(|(labels, subject)| self.push_known(labels, read(subject)));
-    }
-
-    /// Adds one series per subject and value of the last label.
-    pub(super) fn by_name<S, L: Display, V: Into<SampleValue>, I: IntoIterator<Item = (L, Option<V>)>>(
-        &mut self,
-        subjects: impl IntoIterator<Item = (Labels, S)>,
-        read: impl Fn(S) -> Option<I>,
-    ) {
-        let label = self.last_label();
-        for (labels, subject) in subjects {
-            for (name, value) in read(subject).into_iter().flatten() {
-                self.push_known(labels.clone().and(label, name), value);
-            }
         }
     }
 
@@ -219,28 +252,31 @@ impl From<UnixSeconds> for SampleValue {
     }
 }
 
-impl From<&DurationHistogram> for SampleValue {
-    fn from(histogram: &DurationHistogram) -> Self {
-        Self::Histogram(Box::new(histogram.clone()))
+impl From<DurationHistogram> for SampleValue {
+    fn from(histogram: DurationHistogram) -> Self {
+        Self::Histogram(Box::new(histogram))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
-    static METRICS: [Metric; 2] = [
-        gauge("podmeter_thing", "A thing.", |_, family| {
+    static GROUP: LazyLock<Group> = LazyLock::new(|| {
+        let thing = gauge("podmeter_thing").samples(|_, family| {
             for (name, value) in [("b", 1u64), ("a", 2), ("a", 3)] {
                 family.push(Labels::new("name", name), value);
             }
-        }),
-        gauge("podmeter_other", "Another.", |_, family| family.push(Labels::default(), 1u64)),
-    ];
+        });
+        let other = gauge("podmeter_other").samples(|_, family| family.push(Labels::default(), 1u64));
+        Group { section: "", labels: "", source: "", metrics: vec![thing, other] }
+    });
 
     #[test]
     fn absent_and_not_a_number_make_no_sample() {
-        let mut family = Family::new(&METRICS[0].descriptor);
+        let mut family = Family::new(&GROUP.metrics[0].descriptor);
         family.push_known(Labels::default(), None::<f64>);
         family.push(Labels::default(), f64::NAN);
         family.push(Labels::default(), f64::INFINITY);
@@ -251,7 +287,6 @@ mod tests {
 
     #[test]
     fn order_is_by_name_and_labels_and_doubles_are_dropped() {
-        static GROUP: Group = Group { section: "", labels: "", source: "", metrics: &METRICS };
         let page = GROUP.families(&Snapshot::default());
         let names: Vec<_> = page.iter().map(|family| family.descriptor.name).collect();
         assert_eq!(names, ["podmeter_other", "podmeter_thing"]);

@@ -1,62 +1,55 @@
 //! The health of each device, why it is unhealthy, and XIDs.
 
+use std::sync::LazyLock;
+
 use super::family::{Group, counter, gauge};
-use super::labels::{DEVICE, devices, named, of_container, slow, with_health};
+use super::labels::{DEVICE, devices, of_container, slow, with_health};
 use crate::domain::model::{Account, ContainerRef, ContainerXid, RECOVERY_ACTIONS, Snapshot, recovery_action};
 
-pub(super) static GROUP: Group = Group {
+pub(super) static GROUP: LazyLock<Group> = LazyLock::new(|| Group {
     section: "Device: health",
     labels: DEVICE,
     source: "podmeter",
-    metrics: &[
-        gauge(
-            "podmeter_device_healthy",
-            "Whether the GPU and all of its MIG devices are healthy.",
-            |snapshot, family| family.each(with_health(snapshot), |health| Some(health.is_healthy())),
+    metrics: vec![
+        gauge("podmeter_device_healthy")
+            .help("Whether the GPU and all of its MIG devices are healthy.")
+            .each(with_health, |health| Some(health.is_healthy())),
+        gauge("podmeter_device_unhealthy_reason")
+            .help("Why a GPU or a MIG device on it is unhealthy; always 1, absent while it is healthy.")
+            .by("reason", with_health, |health| {
+                let causes = health.devices().flat_map(|device| &device.causes);
+                Some(causes.map(|cause| (cause.reason.into_str(), Some(1u64))).collect::<Vec<_>>())
+            }),
+        gauge("podmeter_device_recovery_action")
+            .help("Recovery action that the driver requests: one series per action.")
+            .source("NVML field 230")
+            .by("action", devices, |readings| {
+                // An unknown number is no state.
+                let wanted = recovery_action(slow(readings)?.recovery_action?)?;
+                Some(RECOVERY_ACTIONS.map(|action| (action, Some(action == wanted))))
+            }),
+        counter("podmeter_xid_errors_total").help("XIDs by class.").source("NVML events").by_key(
+            "class",
+            with_health,
+            |health| Some(&health.xids.by_class),
         ),
-        gauge(
-            "podmeter_device_unhealthy_reason",
-            "Why a GPU or a MIG device on it is unhealthy; always 1, absent while it is healthy.",
-            |snapshot, family| {
-                family.by_name(with_health(snapshot), |health| {
-                    let causes = health.devices().flat_map(|device| &device.causes);
-                    Some(causes.map(|cause| (cause.reason.into_str(), Some(1u64))))
-                });
-            },
-        )
-        .labels("gpu_uuid gpu reason"),
-        gauge(
-            "podmeter_device_recovery_action",
-            "Recovery action that the driver requests: one series per action.",
-            |snapshot, family| {
-                family.by_name(devices(snapshot), |readings| {
-                    // An unknown number is no state.
-                    let wanted = recovery_action(slow(readings)?.recovery_action?)?;
-                    Some(RECOVERY_ACTIONS.map(|action| (action, Some(action == wanted))))
-                });
-            },
-        )
-        .labels("gpu_uuid gpu action")
-        .source("NVML field 230"),
-        counter("podmeter_xid_errors_total", "XIDs by class.", |snapshot, family| {
-            family.by_name(with_health(snapshot), |health| Some(named(&health.xids.by_class)));
-        })
-        .labels("gpu_uuid gpu class")
-        .source("NVML events"),
-        gauge("podmeter_xid_last_timestamp_seconds", "Unix time of the last XID of this code.", |snapshot, family| {
-            for (labels, health) in with_health(snapshot) {
-                for (code, xid) in &health.xids.by_code {
-                    let labels = labels.clone().and("xid", *code).and("class", xid.class.into_str());
-                    family.push(labels.and("source", "nvml"), xid.at.unix);
+        gauge("podmeter_xid_last_timestamp_seconds")
+            .help("Unix time of the last XID of this code.")
+            .labels("gpu_uuid gpu xid class source")
+            .source("NVML events")
+            .samples(|snapshot, family| {
+                for (labels, health) in with_health(snapshot) {
+                    for (code, xid) in &health.xids.by_code {
+                        let labels = labels.clone().and("xid", *code).and("class", xid.class.into_str());
+                        family.push(labels.and("source", "nvml"), xid.at.unix);
+                    }
                 }
-            }
-        })
-        .labels("gpu_uuid gpu xid class source")
-        .source("NVML events"),
-        counter(
-            "podmeter_container_xid_errors_total",
-            "XIDs by the one container that holds the GPU or MIG device; with several holders, of none.",
-            |snapshot, family| {
+            }),
+        counter("podmeter_container_xid_errors_total")
+            .help("XIDs by the one container that holds the GPU or MIG device; with several holders, of none.")
+            .labels("namespace pod container gpu_uuid mig_uuid xid class")
+            .source("NVML events")
+            .samples(|snapshot, family| {
                 for xid in snapshot.container_xids.iter().filter(|xid| is_shown(snapshot, xid)) {
                     let labels = of_container(&xid.container)
                         .and("gpu_uuid", &xid.gpu)
@@ -65,12 +58,9 @@ pub(super) static GROUP: Group = Group {
                         .and("class", xid.class.into_str());
                     family.push(labels, xid.count);
                 }
-            },
-        )
-        .labels("namespace pod container gpu_uuid mig_uuid xid class")
-        .source("NVML events"),
+            }),
     ],
-};
+});
 
 /// Whether the XID's series is this container's: labels have no UID, so only one of the pods of one name has it. Where
 /// the container has accounts of the device, these decide: `SeriesBudget` marks those of replaced pods. Without any, an

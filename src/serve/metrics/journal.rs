@@ -1,46 +1,36 @@
 //! The allocation journal. Absent without a journal.
 
-use super::family::{Family, Group, counter, gauge};
+use std::sync::LazyLock;
+
+use super::family::{Group, counter, gauge};
 use super::labels::Labels;
 use crate::domain::model::{JournalState, Snapshot};
 
-pub(super) static GROUP: Group = Group {
+pub(super) static GROUP: LazyLock<Group> = LazyLock::new(|| Group {
     section: "Allocation journal",
     labels: "",
     source: "podmeter",
-    metrics: &[
-        gauge(
-            "podmeter_journal_up",
-            "Whether the allocation journal is written; only with --state-dir, as all journal metrics.",
-            |snapshot, family| {
-                push(snapshot, family, |journal| {
-                    Some((journal.problem.is_none() && journal.size_bytes.is_some()).into())
-                });
-            },
-        ),
-        counter(
-            "podmeter_journal_entries_total",
-            "Holdings written to the journal; an update of a holding counts again.",
-            |snapshot, family| push(snapshot, family, |journal| Some(journal.written)),
-        ),
-        counter(
-            "podmeter_journal_errors_total",
-            "Failed writes and openings of the journal; the data waits and is written later.",
-            |snapshot, family| push(snapshot, family, |journal| Some(journal.errors)),
-        ),
-        counter(
-            "podmeter_journal_dropped_total",
-            "Holdings missing from the journal because too many waited for the disk.",
-            |snapshot, family| push(snapshot, family, |journal| Some(journal.dropped)),
-        ),
-        gauge("podmeter_journal_size_bytes", "Size of the journal file.", |snapshot, family| {
-            push(snapshot, family, |journal| journal.size_bytes);
-        }),
+    metrics: vec![
+        gauge("podmeter_journal_up")
+            .help("Whether the allocation journal is written; only with --state-dir, as all journal metrics.")
+            .each(journal, |journal| Some(journal.problem.is_none() && journal.size_bytes.is_some())),
+        counter("podmeter_journal_entries_total")
+            .help("Holdings written to the journal; an update of a holding counts again.")
+            .each(journal, |journal| Some(journal.written)),
+        counter("podmeter_journal_errors_total")
+            .help("Failed writes and openings of the journal; the data waits and is written later.")
+            .each(journal, |journal| Some(journal.errors)),
+        counter("podmeter_journal_dropped_total")
+            .help("Holdings missing from the journal because too many waited for the disk.")
+            .each(journal, |journal| Some(journal.dropped)),
+        gauge("podmeter_journal_size_bytes")
+            .help("Size of the journal file.")
+            .each(journal, |journal| journal.size_bytes),
     ],
-};
+});
 
-fn push(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&JournalState) -> Option<u64>) {
-    family.push_known(Labels::default(), snapshot.journal.as_ref().and_then(read));
+fn journal(snapshot: &Snapshot) -> Vec<(Labels, &JournalState)> {
+    snapshot.journal.iter().map(|journal| (Labels::default(), journal)).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The labels of samples, and the subjects that have them. In: a snapshot. Out: labels, each with its subject.
 
-use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use crate::domain::model::{Account, ContainerRef, DeviceReadings, Gpu, GpuHealth, Medium, PodRef, Slow, Snapshot};
@@ -67,11 +66,9 @@ pub(super) fn of_account(account: &Account) -> Labels {
     of_container(&account.container).and("gpu_uuid", &account.gpu).and_known("mig_uuid", account.mig.as_ref())
 }
 
-/// Values by name, as `Family::by_name` takes them.
-pub(super) fn named<N: Copy + Into<&'static str>, V: Copy>(
-    map: &BTreeMap<N, V>,
-) -> impl Iterator<Item = (&'static str, Option<V>)> {
-    map.iter().map(|(name, value)| ((*name).into(), Some(*value)))
+/// The node, whose series have no labels that name it.
+pub(super) fn node(snapshot: &Snapshot) -> Vec<(Labels, &Snapshot)> {
+    vec![(Labels::default(), snapshot)]
 }
 
 pub(super) fn with_readings(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &DeviceReadings)> {
@@ -80,13 +77,13 @@ pub(super) fn with_readings(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, 
 }
 
 /// Each GPU with readings.
-pub(super) fn devices(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &DeviceReadings)> {
-    with_readings(snapshot).map(|(gpu, readings)| (of_device(gpu), readings))
+pub(super) fn devices(snapshot: &Snapshot) -> Vec<(Labels, &DeviceReadings)> {
+    with_readings(snapshot).map(|(gpu, readings)| (of_device(gpu), readings)).collect()
 }
 
-pub(super) fn with_health(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &GpuHealth)> {
+pub(super) fn with_health(snapshot: &Snapshot) -> Vec<(Labels, &GpuHealth)> {
     let gpus = snapshot.hardware.inventory.gpus.values();
-    gpus.filter_map(|gpu| Some((of_device(gpu), snapshot.health.gpus.get(&gpu.uuid)?)))
+    gpus.filter_map(|gpu| Some((of_device(gpu), snapshot.health.gpus.get(&gpu.uuid)?))).collect()
 }
 
 pub(super) fn medium(readings: &DeviceReadings) -> Option<&Medium> {

@@ -33,11 +33,13 @@ pub use budget::SeriesBudget;
 pub use family::{Family, SampleValue};
 pub use page::{Format, write};
 
+use std::sync::LazyLock;
+
 use crate::domain::model::Snapshot;
 use family::Group;
 
 /// The groups in the order of the page. A new group is a new file and a line here.
-static GROUPS: [&Group; 17] = [
+static GROUPS: [&LazyLock<Group>; 17] = [
     &resources::GROUP,
     &device_identity::GROUP,
     &device_use::GROUP,
@@ -69,7 +71,7 @@ pub fn sections(snapshot: &Snapshot) -> impl Iterator<Item = (&'static str, impl
 
 /// The samples of one metric.
 fn family(snapshot: &Snapshot, name: &str) -> Option<Family> {
-    let metric = GROUPS.iter().flat_map(|group| group.metrics).find(|metric| metric.descriptor.name == name)?;
+    let metric = GROUPS.iter().flat_map(|group| &group.metrics).find(|metric| metric.descriptor.name == name)?;
     metric.family(snapshot).ordered()
 }
 

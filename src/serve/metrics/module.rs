@@ -2,37 +2,38 @@
 //!
 //! Modules have separate families, as their power contains that of their GPUs: no sum over a family counts it twice.
 
+use std::sync::LazyLock;
+
 use super::family::{Family, Group, counter, gauge};
 use super::labels::Labels;
 use crate::domain::model::{Gpu, PciBusId, Snapshot};
 
-pub(super) static GROUP: Group = Group {
+pub(super) static GROUP: LazyLock<Group> = LazyLock::new(|| Group {
     section: "Superchip modules",
     labels: "module scope",
     source: "NVML",
-    metrics: &[
-        counter(
-            "podmeter_module_energy_joules_total",
-            "Energy drawn by a superchip module, with its CPU and its GPUs; not attributed to containers.",
-            |snapshot, family| {
+    metrics: vec![
+        counter("podmeter_module_energy_joules_total")
+            .help("Energy drawn by a superchip module, with its CPU and its GPUs; not attributed to containers.")
+            .source("NVML samples of type 7, or fields 185 and 186 with module scope")
+            .samples(|snapshot, family| {
                 let of_all = &snapshot.hardware.module_energy_joules;
                 of_each(snapshot, family, |module, _| of_all.get(module).copied());
-            },
-        )
-        .source("NVML samples of type 7, or fields 185 and 186 with module scope"),
-        gauge(
-            "podmeter_module_power_watts",
-            "Power drawn by a superchip module, with its CPU and its GPUs; contains podmeter_device_power_watts.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_module_power_watts")
+            .help(
+                "Power drawn by a superchip module, with its CPU and its GPUs; contains \
+                     podmeter_device_power_watts.",
+            )
+            .source("NVML fields 185 and 186 with module scope")
+            .samples(|snapshot, family| {
                 // All GPUs of a module read the same value.
                 let of_gpu =
                     |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid)?.fast.as_ref()?.value.module_power_watts;
                 of_each(snapshot, family, |_, gpus| gpus.iter().filter_map(|gpu| of_gpu(gpu)).reduce(f64::max));
-            },
-        )
-        .source("NVML fields 185 and 186 with module scope"),
+            }),
     ],
-};
+});
 
 /// Adds one series per module that has the value. `scope` is NVML's power scope, of which there is only this one here.
 fn of_each(snapshot: &Snapshot, family: &mut Family, value: impl Fn(&PciBusId, &[&Gpu]) -> Option<f64>) {

@@ -1,139 +1,118 @@
 //! The bundled device plugin. Absent while it is off.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use super::family::{Group, counter, gauge, histogram};
-use super::labels::{DEVICE, Labels, named, of_device};
+use super::labels::{DEVICE, Labels, node, of_device};
 use crate::domain::model::{GpuUuid, PluginResource, PluginState, Snapshot};
 
-pub(super) static GROUP: Group = Group {
-    section: "Device plugin",
-    labels: "resource",
-    source: "podmeter",
-    metrics: &[
-        gauge(
-            "podmeter_plugin_registered",
-            "Whether the resource is registered with the kubelet by this podmeter.",
-            |snapshot, family| family.each(resources(snapshot), |state| Some(state.registered)),
-        ),
-        counter(
-            "podmeter_plugin_registrations_total",
-            "Registrations with the kubelet, which restarts of the kubelet and lost streams repeat.",
-            |snapshot, family| family.each(resources(snapshot), |state| Some(state.registrations)),
-        ),
-        counter("podmeter_plugin_kubelet_restarts_total", "Restarts of the kubelet.", |snapshot, family| {
-            let restarts = snapshot.plugin.as_ref().map(|plugin| plugin.kubelet_restarts);
-            family.push_known(Labels::default(), restarts);
-        })
-        .labels(""),
-        gauge("podmeter_plugin_devices", "Devices offered to the kubelet, by health.", |snapshot, family| {
-            family.by_name(resources(snapshot), |state| {
-                let (healthy, unhealthy) = state.count();
-                Some([("healthy", Some(healthy)), ("unhealthy", Some(unhealthy))])
-            });
-        })
-        .labels("resource health"),
-        counter(
-            "podmeter_plugin_allocations_total",
-            "Allocations that the kubelet requested, by result.",
-            |snapshot, family| family.by_name(resources(snapshot), |state| Some(named(&state.allocations))),
-        )
-        .labels("resource result"),
-        histogram(
-            "podmeter_plugin_allocate_duration_seconds",
-            "Time that podmeter took to answer allocations, refused ones too.",
-            |snapshot, family| family.each(resources(snapshot), |state| Some(&state.allocate_durations)),
-        ),
-        histogram(
-            "podmeter_preferred_allocation_duration_seconds",
-            "Time that podmeter took to answer preferred allocations.",
-            |snapshot, family| {
-                family.each(resources(snapshot), |state| state.prefers.then_some(&state.preferred_durations));
-            },
-        ),
-        counter(
-            "podmeter_plugin_preferred_allocation_fallbacks_total",
-            "Preferred allocations made with missing information, by what was missing.",
-            |snapshot, family| family.by_name(resources(snapshot), |state| Some(named(&state.preferred_fallbacks))),
-        )
-        .labels("resource reason"),
-        counter(
-            "podmeter_plugin_health_transitions_total",
-            "Offered devices that became healthy or unhealthy, by reason; each slot of a GPU counts.",
-            |snapshot, family| {
-                for (resource, state) in resources(snapshot) {
-                    for (to, reasons) in &state.health_transitions {
-                        for (reason, count) in reasons {
-                            let labels = resource.clone().and("to", *to).and("reason", <&str>::from(reason));
-                            family.push(labels, *count);
+pub(super) static GROUP: LazyLock<Group> =
+    LazyLock::new(|| Group {
+        section: "Device plugin",
+        labels: "resource",
+        source: "podmeter",
+        metrics: vec![
+            gauge("podmeter_plugin_registered")
+                .help("Whether the resource is registered with the kubelet by this podmeter.")
+                .each(resources, |state| Some(state.registered)),
+            counter("podmeter_plugin_registrations_total")
+                .help("Registrations with the kubelet, which restarts of the kubelet and lost streams repeat.")
+                .each(resources, |state| Some(state.registrations)),
+            counter("podmeter_plugin_kubelet_restarts_total")
+                .help("Restarts of the kubelet.")
+                .labels("")
+                .each(node, |snapshot| Some(snapshot.plugin.as_ref()?.kubelet_restarts)),
+            gauge("podmeter_plugin_devices").help("Devices offered to the kubelet, by health.").by(
+                "health",
+                resources,
+                |state| {
+                    let (healthy, unhealthy) = state.count();
+                    Some([("healthy", Some(healthy)), ("unhealthy", Some(unhealthy))])
+                },
+            ),
+            counter("podmeter_plugin_allocations_total")
+                .help("Allocations that the kubelet requested, by result.")
+                .by_key("result", resources, |state| Some(&state.allocations)),
+            histogram("podmeter_plugin_allocate_duration_seconds")
+                .help("Time that podmeter took to answer allocations, refused ones too.")
+                .each(resources, |state| Some(state.allocate_durations.clone())),
+            histogram("podmeter_preferred_allocation_duration_seconds")
+                .help("Time that podmeter took to answer preferred allocations.")
+                .each(resources, |state| state.prefers.then(|| state.preferred_durations.clone())),
+            counter("podmeter_plugin_preferred_allocation_fallbacks_total")
+                .help("Preferred allocations made with missing information, by what was missing.")
+                .by_key("reason", resources, |state| Some(&state.preferred_fallbacks)),
+            counter("podmeter_plugin_health_transitions_total")
+                .help("Offered devices that became healthy or unhealthy, by reason; each slot of a GPU counts.")
+                .labels("resource to reason")
+                .samples(|snapshot, family| {
+                    for (resource, state) in resources(snapshot) {
+                        for (to, reasons) in &state.health_transitions {
+                            for (reason, count) in reasons {
+                                let labels = resource.clone().and("to", *to).and("reason", <&str>::from(reason));
+                                family.push(labels, *count);
+                            }
                         }
                     }
-                }
-            },
-        )
-        .labels("resource to reason"),
-        counter(
-            "podmeter_plugin_pre_starts_total",
-            "Checks of devices before a container starts, by result.",
-            |snapshot, family| family.by_name(resources(snapshot), |state| Some(named(&state.pre_starts))),
-        )
-        .labels("resource result"),
-        counter(
-            "podmeter_plugin_unregistered_seconds_total",
-            "Time during which the resource was not registered by this podmeter.",
-            |snapshot, family| {
-                family.each(resources(snapshot), |state| {
-                    Some(state.unregistered_until(snapshot.at.monotonic).as_secs_f64())
-                });
-            },
-        ),
-        gauge(
-            "podmeter_plugin_conflict",
-            "Whether another plugin serves the resource, or offers its hardware as another resource.",
-            |snapshot, family| family.each(resources(snapshot), |state| Some(state.conflict.is_some())),
-        ),
-        gauge(
-            "podmeter_plugin_unused_cdi_file_devices",
-            "Devices for which a vendor's CDI specification is not used, by file and reason. Their containers get \
-             podmeter's CDI devices, without files of the driver.",
-            |snapshot, family| {
-                let unused = snapshot.plugin.iter().flat_map(|plugin| &plugin.unused_cdi_files);
-                for ((file, reason), devices) in unused {
-                    family.push(Labels::new("file", file).and("reason", *reason), *devices);
-                }
-            },
-        )
-        .labels("file reason"),
-        gauge(
-            "podmeter_plugin_unserved",
-            "Whether podmeter waits for a plugin that listens although the kubelet lists no healthy device of the resource.",
-            |snapshot, family| family.each(resources(snapshot), |state| Some(state.unserved)),
-        ),
-        gauge(
-            "podmeter_plugin_profile_info",
-            "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` until \
-             the driver is read; absent without profiles.",
-            |snapshot, family| {
-                if let Some(applied) = snapshot.plugin.as_deref().and_then(|plugin| plugin.profile.as_ref()) {
-                    let labels = Labels::new("decision", applied.decision);
-                    family.push(labels.and_known("profile", applied.name.as_ref()), 1u64);
-                }
-            },
-        )
-        .labels("decision profile"),
-        gauge(
-            "podmeter_device_schedulable",
-            "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its registration.",
-            |snapshot, family| {
-                let gpus = snapshot.plugin.as_deref().map(schedulable_gpus).unwrap_or_default();
-                for gpu in snapshot.hardware.inventory.gpus.values() {
-                    family.push_known(of_device(gpu), gpus.get(&gpu.uuid).copied());
-                }
-            },
-        )
-        .labels(DEVICE),
-    ],
-};
+                }),
+            counter("podmeter_plugin_pre_starts_total")
+                .help("Checks of devices before a container starts, by result.")
+                .by_key("result", resources, |state| Some(&state.pre_starts)),
+            counter("podmeter_plugin_unregistered_seconds_total")
+                .help("Time during which the resource was not registered by this podmeter.")
+                .samples(|snapshot, family| {
+                    for (labels, state) in resources(snapshot) {
+                        family.push(labels, state.unregistered_until(snapshot.at.monotonic).as_secs_f64());
+                    }
+                }),
+            gauge("podmeter_plugin_conflict")
+                .help("Whether another plugin serves the resource, or offers its hardware as another resource.")
+                .each(resources, |state| Some(state.conflict.is_some())),
+            gauge("podmeter_plugin_unused_cdi_file_devices")
+                .help(
+                    "Devices for which a vendor's CDI specification is not used, by file and reason. Their containers \
+                     get podmeter's CDI devices, without files of the driver.",
+                )
+                .labels("file reason")
+                .samples(|snapshot, family| {
+                    let unused = snapshot.plugin.iter().flat_map(|plugin| &plugin.unused_cdi_files);
+                    for ((file, reason), devices) in unused {
+                        family.push(Labels::new("file", file).and("reason", *reason), *devices);
+                    }
+                }),
+            gauge("podmeter_plugin_unserved")
+                .help(
+                    "Whether podmeter waits for a plugin that listens although the kubelet lists no healthy device of \
+                     the resource.",
+                )
+                .each(resources, |state| Some(state.unserved)),
+            gauge("podmeter_plugin_profile_info")
+                .help(
+                    "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` \
+                     until the driver is read; absent without profiles.",
+                )
+                .labels("decision profile")
+                .samples(|snapshot, family| {
+                    if let Some(applied) = snapshot.plugin.as_deref().and_then(|plugin| plugin.profile.as_ref()) {
+                        let labels = Labels::new("decision", applied.decision);
+                        family.push(labels.and_known("profile", applied.name.as_ref()), 1u64);
+                    }
+                }),
+            gauge("podmeter_device_schedulable")
+                .help(
+                    "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its \
+                     registration.",
+                )
+                .labels(DEVICE)
+                .samples(|snapshot, family| {
+                    let gpus = snapshot.plugin.as_deref().map(schedulable_gpus).unwrap_or_default();
+                    for gpu in snapshot.hardware.inventory.gpus.values() {
+                        family.push_known(of_device(gpu), gpus.get(&gpu.uuid).copied());
+                    }
+                }),
+        ],
+    });
 
 /// Every GPU that the plugin serves, and whether a device on it can be allocated now.
 pub(super) fn schedulable_gpus(plugin: &PluginState) -> BTreeMap<&GpuUuid, bool> {
@@ -147,9 +126,9 @@ pub(super) fn schedulable_gpus(plugin: &PluginState) -> BTreeMap<&GpuUuid, bool>
     gpus
 }
 
-fn resources(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &PluginResource)> {
+fn resources(snapshot: &Snapshot) -> Vec<(Labels, &PluginResource)> {
     let resources = snapshot.plugin.iter().flat_map(|plugin| &plugin.resources);
-    resources.map(|(resource, state)| (Labels::new("resource", resource), state))
+    resources.map(|(resource, state)| (Labels::new("resource", resource), state)).collect()
 }
 
 #[cfg(test)]

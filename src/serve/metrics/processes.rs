@@ -1,17 +1,20 @@
 //! The UIDs and labels of pods, and whether processes are attributed.
 
-use super::family::{Group, gauge};
-use super::labels::{Labels, of_pod};
+use std::sync::LazyLock;
 
-pub(super) static GROUP: Group = Group {
+use super::family::{Group, gauge};
+use super::labels::{node, of_pod};
+
+pub(super) static GROUP: LazyLock<Group> = LazyLock::new(|| Group {
     section: "Pods and processes",
     labels: "",
     source: "podmeter",
-    metrics: &[
-        gauge(
-            "podmeter_pod_info",
-            "A pod that the kubelet lists, with its UID and the labels selected by podLabels.",
-            |snapshot, family| {
+    metrics: vec![
+        gauge("podmeter_pod_info")
+            .help("A pod that the kubelet lists, with its UID and the labels selected by podLabels.")
+            .labels("namespace pod uid label_*")
+            .source("kubelet device checkpoint, Pods API or pod-log directories")
+            .samples(|snapshot, family| {
                 let Some(processes) = &snapshot.processes else { return };
                 for pod in snapshot.kubelet.allocations.iter().flat_map(|allocations| &allocations.pods) {
                     let Some(uid) = &pod.uid else { continue };
@@ -30,19 +33,12 @@ pub(super) static GROUP: Group = Group {
                     });
                     family.push(labels, 1u64);
                 }
-            },
-        )
-        .labels("namespace pod uid label_*")
-        .source("kubelet device checkpoint, Pods API or pod-log directories"),
-        gauge(
-            "podmeter_process_attribution_enabled",
-            "Whether host process IDs are visible and used for attribution.",
-            |snapshot, family| {
-                family.push_known(Labels::default(), snapshot.processes.as_ref().map(|processes| processes.enabled));
-            },
-        ),
+            }),
+        gauge("podmeter_process_attribution_enabled")
+            .help("Whether host process IDs are visible and used for attribution.")
+            .each(node, |snapshot| snapshot.processes.as_ref().map(|processes| processes.enabled)),
     ],
-};
+});
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! Resources of any vendor, from PodResources.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use super::family::{Family, Group, gauge};
 use super::labels::{Labels, of_container, of_pod};
@@ -11,15 +12,15 @@ use crate::domain::model::{
 
 const BOTH: &str = "PodResources List and GetAllocatableResources";
 
-pub(super) static GROUP: Group = Group {
+pub(super) static GROUP: LazyLock<Group> = LazyLock::new(|| Group {
     section: "Resources of any vendor (PodResources)",
     labels: "",
     source: "PodResources List",
-    metrics: &[
-        gauge(
-            "podmeter_container_device_info",
-            "A device that a container holds, of any vendor.",
-            |snapshot, family| {
+    metrics: vec![
+        gauge("podmeter_container_device_info")
+            .help("A device that a container holds, of any vendor.")
+            .labels("namespace pod container resource device numa_node source")
+            .samples(|snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
                     for device in &container.devices {
                         let labels = of_container(&container.reference)
@@ -36,13 +37,14 @@ pub(super) static GROUP: Group = Group {
                         family.push(labels.and("source", "dra"), 1u64);
                     }
                 }
-            },
-        )
-        .labels("namespace pod container resource device numa_node source"),
-        gauge(
-            "podmeter_container_claim_info",
-            "A device of a DRA claim that a container refers to.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_container_claim_info")
+            .help("A device of a DRA claim that a container refers to.")
+            .labels(
+                "namespace pod container claim claim_namespace driver pool device share_id gpu_uuid join \
+                     admin_access",
+            )
+            .samples(|snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
                     for claim in &container.claims {
                         let joined = snapshot.joined_claim(claim);
@@ -59,69 +61,58 @@ pub(super) static GROUP: Group = Group {
                         family.push(labels, 1u64);
                     }
                 }
-            },
-        )
-        .labels("namespace pod container claim claim_namespace driver pool device share_id gpu_uuid join admin_access"),
-        gauge(
-            "podmeter_container_exclusive_cpus",
-            "CPUs allocated exclusively to the container.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_container_exclusive_cpus")
+            .help("CPUs allocated exclusively to the container.")
+            .labels("namespace pod container")
+            .samples(|snapshot, family| {
                 for container in with_exclusive_cpus(snapshot) {
                     family.push(of_container(&container.reference), container.exclusive_cpus.len());
                 }
-            },
-        )
-        .labels("namespace pod container"),
-        gauge(
-            "podmeter_container_exclusive_cpus_info",
-            "Which CPUs are allocated exclusively to the container.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_container_exclusive_cpus_info")
+            .help("Which CPUs are allocated exclusively to the container.")
+            .labels("namespace pod container cpus")
+            .samples(|snapshot, family| {
                 for container in with_exclusive_cpus(snapshot) {
                     let cpus = container.exclusive_cpus.to_string();
                     family.push(of_container(&container.reference).and("cpus", cpus), 1u64);
                 }
-            },
-        )
-        .labels("namespace pod container cpus"),
-        gauge(
-            "podmeter_container_memory_reserved_bytes",
-            "Memory and hugepages that the memory manager reserved for a container.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_container_memory_reserved_bytes")
+            .help("Memory and hugepages that the memory manager reserved for a container.")
+            .labels("namespace pod container memory_type numa_node")
+            .samples(|snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
                     for (kind, bytes) in by_type_and_numa(&container.memory) {
                         family.push(of_container(&container.reference).and_all(&kind.labels()), bytes);
                     }
                 }
-            },
-        )
-        .labels("namespace pod container memory_type numa_node"),
-        gauge(
-            "podmeter_pod_exclusive_cpus",
-            "CPUs allocated to the pod as a whole, including those of its containers.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_pod_exclusive_cpus")
+            .help("CPUs allocated to the pod as a whole, including those of its containers.")
+            .labels("namespace pod")
+            .samples(|snapshot, family| {
                 let pods = allocations(snapshot).flat_map(|allocations| &allocations.pods);
                 for pod in pods.filter(|pod| !pod.exclusive_cpus.is_empty()) {
                     family.push(of_pod(&pod.reference), pod.exclusive_cpus.len());
                 }
-            },
-        )
-        .labels("namespace pod"),
-        gauge(
-            "podmeter_pod_memory_reserved_bytes",
-            "Memory and hugepages reserved for the pod as a whole.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_pod_memory_reserved_bytes")
+            .help("Memory and hugepages reserved for the pod as a whole.")
+            .labels("namespace pod memory_type numa_node")
+            .samples(|snapshot, family| {
                 for pod in allocations(snapshot).flat_map(|allocations| &allocations.pods) {
                     for (kind, bytes) in by_type_and_numa(&pod.memory) {
                         family.push(of_pod(&pod.reference).and_all(&kind.labels()), bytes);
                     }
                 }
-            },
-        )
-        .labels("namespace pod memory_type numa_node"),
-        gauge(
-            "podmeter_node_cpus",
-            "CPUs of the node by state; shared is allocatable minus exclusive.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_node_cpus")
+            .help("CPUs of the node by state; shared is allocatable minus exclusive.")
+            .labels("state")
+            .source(BOTH)
+            .samples(|snapshot, family| {
                 // Without CPUs in its answer the kubelet does not report them.
                 let cpus = allocatable(snapshot).map(|allocatable| &allocatable.cpus);
                 let Some(cpus) = cpus.filter(|cpus| !cpus.is_empty()) else { return };
@@ -133,62 +124,62 @@ pub(super) static GROUP: Group = Group {
                     family.push(Labels::new("state", "exclusive"), held.len());
                     family.push(Labels::new("state", "shared"), cpus.difference(&held).len());
                 }
-            },
-        )
-        .labels("state")
-        .source(BOTH),
-        gauge(
-            "podmeter_node_memory_bytes",
-            "Memory of the node by NUMA node and state; reserved is part of allocatable.",
-            node_memory,
-        )
-        .labels("memory_type numa_node state")
-        .source(BOTH),
-        gauge(
-            "podmeter_node_memory_excess_bytes",
-            "Reserved memory beyond the allocatable, from blocks of ended pods (kubelets up to 1.33); reserved is then absent.",
-            |snapshot, family| {
+            }),
+        gauge("podmeter_node_memory_bytes")
+            .help("Memory of the node by NUMA node and state; reserved is part of allocatable.")
+            .labels("memory_type numa_node state")
+            .source(BOTH)
+            .samples(node_memory),
+        gauge("podmeter_node_memory_excess_bytes")
+            .help(
+                "Reserved memory beyond the allocatable, from blocks of ended pods (kubelets up to 1.33); \
+                     reserved is then absent.",
+            )
+            .labels("memory_type")
+            .source(BOTH)
+            .samples(|snapshot, family| {
                 for (memory_type, bytes) in memory_excess(snapshot) {
                     family.push(Labels::new("memory_type", memory_type), bytes);
                 }
-            },
-        )
-        .labels("memory_type")
-        .source(BOTH),
-        gauge(
-            "podmeter_resource_devices",
-            "Devices of an extended resource: allocatable as the kubelet reports, unallocated what pods can still get, \
-             unhealthy only for the bundled plugin's.",
-            resource_devices,
-        )
-        .labels("resource state")
-        .source(BOTH),
-        gauge(
-            "podmeter_resource_drift_devices",
-            "Devices on which the hardware or bundled plugin, the kubelet's allocatable list and its allocations \
-             disagree.",
-            drift,
-        )
-        .labels("resource drift")
-        .source(BOTH),
-        gauge("podmeter_unresolved_devices", "Held devices whose ID matches no hardware.", |snapshot, family| {
-            for unresolved in &snapshot.unresolved {
-                let labels = Labels::new("resource", &unresolved.resource).and("form", unresolved.form);
-                family.push(labels, unresolved.devices);
-            }
-        })
-        .labels("resource form")
-        .source("podmeter"),
-        gauge("podmeter_pods", "Pods that the kubelet lists; listed includes with_devices.", |snapshot, family| {
-            for allocations in allocations(snapshot) {
-                family.push(Labels::new("state", "listed"), allocations.pods.len());
-                let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
-                family.push(Labels::new("state", "with_devices"), with_devices);
-            }
-        })
-        .labels("state"),
+            }),
+        gauge("podmeter_resource_devices")
+            .help(
+                "Devices of an extended resource: allocatable as the kubelet reports, unallocated what pods can \
+                     still get, unhealthy only for the bundled plugin's.",
+            )
+            .labels("resource state")
+            .source(BOTH)
+            .samples(resource_devices),
+        gauge("podmeter_resource_drift_devices")
+            .help(
+                "Devices on which the hardware or bundled plugin, the kubelet's allocatable list and its \
+                     allocations disagree.",
+            )
+            .labels("resource drift")
+            .source(BOTH)
+            .samples(drift),
+        gauge("podmeter_unresolved_devices")
+            .help("Held devices whose ID matches no hardware.")
+            .labels("resource form")
+            .source("podmeter")
+            .samples(|snapshot, family| {
+                for unresolved in &snapshot.unresolved {
+                    let labels = Labels::new("resource", &unresolved.resource).and("form", unresolved.form);
+                    family.push(labels, unresolved.devices);
+                }
+            }),
+        gauge("podmeter_pods")
+            .help("Pods that the kubelet lists; listed includes with_devices.")
+            .labels("state")
+            .samples(|snapshot, family| {
+                for allocations in allocations(snapshot) {
+                    family.push(Labels::new("state", "listed"), allocations.pods.len());
+                    let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
+                    family.push(Labels::new("state", "with_devices"), with_devices);
+                }
+            }),
     ],
-};
+});
 
 /// The allocations; none until the kubelet has answered once.
 pub(super) fn allocations(snapshot: &Snapshot) -> impl Iterator<Item = &Allocations> {

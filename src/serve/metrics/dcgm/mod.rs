@@ -40,8 +40,6 @@ pub enum Generation {
 static DROPPED: Descriptor = Descriptor {
     name: "podmeter_dcgm_allocations_dropped",
     kind: MetricType::Gauge,
-    labels: None,
-    source: None,
     help: "Allocations without series on this page: over the series limit, the youngest.",
 };
 

@@ -71,7 +71,7 @@ impl DcgmName {
         let kind = if row.kind == "counter" { MetricType::Counter } else { MetricType::Gauge };
         let unit = units.get(row.unit).copied();
         let help = if unit.is_some() { row.help_new } else { row.help };
-        let descriptor = |name, help| Descriptor { name, kind, labels: None, source: None, help };
+        let descriptor = |name, help| Descriptor { name, kind, help };
         Self { descriptors: [descriptor(row.old, row.help), descriptor(row.new, help)], row, unit }
     }
 

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use super::page::{DcgmPage, GpuInstance, Own, Values, utilization};
 use crate::domain::health::xid_name;
 use crate::domain::model::{EccLocation, Medium, RecentCount, Slow, UnhealthyReason, XidCounts, parts_of_device};
+use crate::serve::metrics::device_interconnect::FABRIC_STATES;
 use crate::serve::metrics::labels::{Labels, medium};
 
 /// Where the values of a metric come from.
@@ -69,9 +70,6 @@ const CLOCK_EVENTS: [(&str, &str); 9] = [
     ("display_clock_setting", "display_clocks"),
 ];
 
-/// The states in the order of DCGM's numbers, which are those of NVML except for the last.
-const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];
-
 /// The names of DCGM's health watches for which podmeter's health has reasons. As in DCGM, `ALL` has what none of the
 /// others covers; it is not their sum.
 const WATCHES: [&str; 4] = ["NVLINK", "MEM", "DRIVER", "ALL"];
@@ -116,7 +114,7 @@ impl ValueSource {
             Self::LastXid => last_xid(page, values),
             Self::EccCorrected => page.slow(values, &|slow| ecc(slow, |location| location.corrected)),
             Self::EccUncorrected => page.slow(values, &|slow| ecc(slow, |location| location.uncorrected)),
-            Self::VgpuLicensed => page.slow(values, &|slow| flag(slow.vgpu_licensed?)),
+            Self::VgpuLicensed => page.slow(values, &|slow| Some(u8::from(slow.vgpu_licensed?).into())),
             Self::PcieTransmitRate => page.medium(values, &|medium| medium.rates.traffic.pcie_transmitted),
             Self::PcieReceiveRate => page.medium(values, &|medium| medium.rates.traffic.pcie_received),
             Self::NvlinkRate => page.medium(values, &nvlink_rate),
@@ -152,10 +150,6 @@ fn nvlink_rate(medium: &Medium) -> Option<f64> {
 fn fabric_state(slow: &Slow) -> Option<f64> {
     let state = slow.fabric.as_ref()?.state;
     FABRIC_STATES.iter().position(|name| *name == state).map(|number| number as f64)
-}
-
-fn flag(is_set: bool) -> Option<f64> {
-    Some(if is_set { 1.0 } else { 0.0 })
 }
 
 /// The sum over all locations; absent where none has the count.
