@@ -171,24 +171,18 @@ pub struct TopArguments {
     #[arg(long)]
     pub once: bool,
     /// Interval between requests to the agent, 200ms to 1h.
-    #[arg(long, default_value = "1s", value_name = "DUR", allow_hyphen_values = true, value_parser = poll_interval)]
+    #[arg(long, default_value = "1s", value_name = "DUR", allow_hyphen_values = true, value_parser = within("200ms", "1h"))]
     pub interval: Duration,
     #[command(flatten)]
     pub agent: AgentAddress,
 }
 
-fn poll_interval(text: &str) -> Result<Duration, String> {
-    duration_within(text, "200ms", "1h")
-}
-
-fn release_time(text: &str) -> Result<Duration, String> {
-    duration_within(text, "1s", "24h")
-}
-
-fn duration_within(text: &str, least: &str, most: &str) -> Result<Duration, String> {
-    let duration = text.parse()?;
-    let is_within = (parsed(least)..=parsed(most)).contains(&duration);
-    is_within.then_some(duration).ok_or_else(|| format!("must be {least} to {most}"))
+fn within(least: &'static str, most: &'static str) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    move |text| {
+        let duration = text.parse()?;
+        let is_within = (parsed(least)..=parsed(most)).contains(&duration);
+        is_within.then_some(duration).ok_or_else(|| format!("must be {least} to {most}"))
+    }
 }
 
 #[derive(Clone, Debug, Args)]
@@ -286,7 +280,7 @@ pub struct DeviceArguments {
 #[derive(Clone, Debug, Args)]
 pub struct ReleaseArguments {
     /// How long, 1s to 24h; `resume` ends it earlier.
-    #[arg(long = "for", value_name = "DUR", default_value = "10m", allow_hyphen_values = true, value_parser = release_time)]
+    #[arg(long = "for", value_name = "DUR", default_value = "10m", allow_hyphen_values = true, value_parser = within("1s", "24h"))]
     pub duration: Duration,
     #[command(flatten)]
     pub socket: AdminSocket,

@@ -23,8 +23,9 @@ use std::sync::LazyLock;
 use clap::Args;
 use serde::Deserialize;
 
-use super::value::{GrafanaOrNone, LogFilter, OptionType, PathOrNone, PciAddress, Switch, parsed, read, whole_number};
+use super::value::{GrafanaOrNone, LogFilter, OptionType, PathOrNone, Switch, parsed, read, whole_number};
 use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
+use crate::domain::model::PciBusId;
 use crate::input::{Duration, Size, SwitchOr};
 use crate::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
@@ -256,7 +257,9 @@ options! {
         /// Path of `libnvidia-ml.so.1`
         nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
         /// PCI address of a display card that the driver does not list and podmeter ignores; repeatable
-        ignore_gpu "ADDRESS": Vec<PciAddress> => "none", restart, key("ignoreGpus": rename = "ignoreGpus");
+        // clap would take any text, by `From`.
+        ignore_gpu "ADDRESS": Vec<PciBusId> => "none", restart, arg(value_parser = PciBusId::parse),
+            key("ignoreGpus": rename = "ignoreGpus");
         /// Interval between readings of use and energy; at most 1s for a GPU on a live page, in `top` or read as JSON
         sample_interval "DUR": Duration = "10s" in "100ms"..="15s", restart;
         /// Export the duration of each NVML call, as a histogram by call
@@ -287,7 +290,7 @@ options! {
         /// newest
         series_limit "N": usize = "20000" in "100"..="1000000", reload, arg(value_parser = whole_number::<usize>);
         /// Names of `/metrics/dcgm` without a query: those of dcgm-exporter up to 4.8, from 4.9 on, or both
-        dcgm_generation "4.8|4.9|both": Generation = "4.8", restart;
+        dcgm_generation "4.8|4.9|both": Generation = "4.8", restart, arg(value_parser = Generation::parse);
         /// Size limit of the journal; beyond that, the holdings that ended first are deleted
         state_max_size "SIZE": Size = "64MiB" in "4MiB"..="16GiB", restart;
         /// How long the journal keeps ended holdings

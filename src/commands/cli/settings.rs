@@ -183,7 +183,7 @@ fn settings(options: &AgentOptions, reloadable: Reloadable) -> Result<AgentSetti
             sample_interval: *options.sample_interval(),
             proc_root: proc_root.clone(),
             sys_root: sys_root.clone(),
-            ignored_gpus: options.ignore_gpu().into_iter().flatten().map(|address| address.0).collect(),
+            ignored_gpus: options.ignore_gpu().into_iter().flatten().collect(),
             ..HardwareSettings::default()
         },
         plugin: PluginSettings {

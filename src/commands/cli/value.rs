@@ -22,18 +22,6 @@ pub enum Switch {
     Off,
 }
 
-/// A PCI address. Of a `PciBusId` itself clap would take any text, by its `From`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PciAddress(pub PciBusId);
-
-impl FromStr for PciAddress {
-    type Err = <PciBusId as FromStr>::Err;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse().map(Self)
-    }
-}
-
 /// An absolute path, or `none`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathOrNone(pub Option<PathBuf>);
@@ -138,7 +126,7 @@ values! {
     text: String = { "type": "string" },
         PathBuf = { "type": "string" },
         GrafanaOrNone = { "type": "string", "pattern": "^(none$|https?://)" },
-        PciAddress = { "type": "string", "pattern": "^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-9a-fA-F]$" },
+        PciBusId = { "type": "string", "pattern": "^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-9a-fA-F]$" },
         usize = { "type": "integer" } or "must be a whole number",
         bool = { "type": "boolean" } or "must be true or false",
         Size = (<Size as schemars::JsonSchema>::json_schema(&mut schemars::SchemaGenerator::default())),
@@ -146,7 +134,8 @@ values! {
         ListenAddress = { "type": "string", "pattern": r"^(unix:.+|([0-9.]*|localhost):[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$" },
         LogFilter = { "type": "string" },
         PathOrNone = { "type": "string", "pattern": "^(none|/(.*/)?[^/]+)$" },
-        Generation = { "type": "string", "pattern": r"^(4\.8|4\.9|both)$" };
+        Generation = { "type": "string", "pattern": r"^(4\.8|4\.9|both)$" }
+            or "must be 4.8, 4.9 or both: the names of dcgm-exporter up to 4.8, from 4.9 on, or all";
     named: HardwareSource, LogFormat, ProcessAttribution, Switch;
 }
 
