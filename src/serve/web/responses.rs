@@ -16,8 +16,7 @@ pub(super) fn refuse(uri: &Uri, status: StatusCode, reason: &str) -> Response {
 }
 
 pub(super) fn text(status: StatusCode, line: &str) -> Response {
-    let headers = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (CACHE_CONTROL, "no-store")];
-    (status, headers, format!("{line}\n")).into_response()
+    (status, no_store("text/plain; charset=utf-8", format!("{line}\n"))).into_response()
 }
 
 /// An error response with problem details (RFC 9457).

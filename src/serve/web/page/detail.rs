@@ -175,11 +175,7 @@ fn promql(subject: &DetailSubject<'_>, family: &Family) -> String {
 
 /// The value with its unit; `None` for a histogram.
 fn shown(name: &str, unit: &str, value: &SampleValue) -> Option<Markup> {
-    let number = match value {
-        SampleValue::Integer(number) => *number as f64,
-        SampleValue::Float(number) => *number,
-        SampleValue::Histogram(_) => return None,
-    };
+    let number = value.as_f64()?;
     let text = match unit {
         "seconds" if name.contains("timestamp") => return Some(time(UnixSeconds(number))),
         "seconds" if number == 0.0 || number >= 1.0 => span(number as u64),

@@ -12,7 +12,8 @@ pub struct Filter {
     words: Vec<(Option<Field>, String)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 enum Field {
     Namespace,
     Pod,
@@ -20,21 +21,15 @@ enum Field {
     Device,
 }
 
-const FIELDS: [(&str, Field); 4] =
-    [("namespace", Field::Namespace), ("pod", Field::Pod), ("container", Field::Container), ("device", Field::Device)];
-
 impl Filter {
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.chars().count() > LENGTH {
             return Err(format!("filter must have at most {LENGTH} characters"));
         }
-        let word = |word: &str| {
-            let known = |name: &str| FIELDS.iter().find(|(field, _)| *field == name).map(|(_, field)| *field);
-            match word.split_once(':').and_then(|(name, rest)| Some((known(name)?, rest))) {
-                Some((field, rest)) => (Some(field), rest.to_owned()),
-                None => (None, word.to_owned()),
-            }
+        let word = |word: &str| match word.split_once(':').and_then(|(name, rest)| Some((name.parse().ok()?, rest))) {
+            Some((field, rest)) => (Some(field), rest.to_owned()),
+            None => (None, word.to_owned()),
         };
         Ok(Self { text: text.to_owned(), words: text.to_lowercase().split_whitespace().map(word).collect() })
     }
