@@ -109,7 +109,7 @@ fn offered(config: &NvidiaConfig) -> Vec<String> {
 fn xids(environment: &Environment) -> (BTreeMap<u32, &'static str>, Vec<String>) {
     let (mut rules, mut notes) = (BTreeMap::new(), vec![]);
     let defaults = HealthConfig::default();
-    let makes_unhealthy = |code: u32| defaults.effect(code).makes_unhealthy();
+    let makes_unhealthy = |code: u32| defaults.xid_rule(code).makes_unhealthy();
     for (variable, rule) in [("DP_DISABLE_HEALTHCHECKS", "count"), ("DP_ENABLE_HEALTHCHECKS", "unhealthy")] {
         let text = environment.get(variable).map(|text| text.to_ascii_lowercase()).unwrap_or_default();
         let is_disabled = rule == "count";

@@ -42,10 +42,20 @@ pub struct HealthConfig {
 pub enum XidRule {
     /// Counts, and makes the device unhealthy until it was reset.
     Unhealthy,
+    /// Until the driver reports the recovery action of the GPU, be it `none`. Not to configure.
+    #[serde(skip)]
+    UnhealthyUnlessRecoveryActionKnown,
+    // The recovery action, which is read after every XID, may make the device unhealthy.
     /// Counts only.
     Count,
     /// Does not even count.
     Ignore,
+}
+
+impl XidRule {
+    pub fn makes_unhealthy(self) -> bool {
+        matches!(self, Self::Unhealthy | Self::UnhealthyUnlessRecoveryActionKnown)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -140,7 +150,6 @@ pub mod schema {
 
 #[cfg(test)]
 mod tests {
-    use super::super::xids::Effect;
     use super::*;
 
     fn parse(text: &str) -> Result<HealthConfig, String> {
@@ -162,14 +171,14 @@ mod tests {
             released_limit: 60 * MINUTE,
         };
         assert_eq!(config, expected);
-        let effects = [48, 31, 45, 79].map(|code| config.effect(code));
-        assert_eq!(effects, [Effect::Count, Effect::Unhealthy, Effect::Ignore, Effect::Unhealthy]);
+        let rules = [48, 31, 45, 79].map(|code| config.xid_rule(code));
+        assert_eq!(rules, [XidRule::Count, XidRule::Unhealthy, XidRule::Ignore, XidRule::Unhealthy]);
     }
 
     #[test]
     fn what_is_wrong_is_named_with_what_is_accepted() {
         for (text, parts) in [
-            ("xids:\n  48: fatal\n", ["fatal", "unhealthy"]),
+            ("xids:\n  48: fatal\n", ["fatal", "one of unhealthy, count, ignore"]),
             ("xids:\n  all: count\n", ["all", "line 2"]),
             ("holdDown: soon\n", ["holdDown", "soon"]),
             ("holdDown: 2days\n", ["holdDown", "0s to 1d"]),

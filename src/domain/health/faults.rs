@@ -93,7 +93,7 @@ impl TrackedGpu {
     /// Continues with the faults of an earlier agent. Returns what was restored, in words.
     pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<(Subject, String)> {
         let mut restored = vec![];
-        for (code, fault) in faults.xids.iter().filter(|(code, _)| config.effect(**code).makes_unhealthy()) {
+        for (code, fault) in faults.xids.iter().filter(|(code, _)| config.xid_rule(**code).makes_unhealthy()) {
             self.xids.restore(*code, fault);
             let migs = fault.mig_devices.iter().cloned().map(Subject::Mig);
             let subjects: Vec<Subject> = if fault.is_of_gpu() { vec![Subject::Whole] } else { migs.collect() };
@@ -116,7 +116,7 @@ impl TrackedGpu {
                 self.marks.insert(subject.clone(), mark);
             }
             let is_valid = |fault: &&CauseFault| match fault.reason {
-                UnhealthyReason::Xid => config.effect(fault.code).makes_unhealthy(),
+                UnhealthyReason::Xid => config.xid_rule(fault.code).makes_unhealthy(),
                 UnhealthyReason::Fabric => config.fabric == FabricPolicy::Unhealthy,
                 UnhealthyReason::Ecc => config.uncorrectable_ecc == EccPolicy::Unhealthy,
                 reason => is_held_down(reason),

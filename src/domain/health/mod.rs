@@ -284,14 +284,14 @@ impl Health {
             key(one).cmp(&key(two)).then_with(|| one.gpu.cmp(&two.gpu))
         });
         for event in events {
-            let effect = self.config.effect(event.code);
-            if effect == xids::Effect::Ignore {
+            let rule = self.config.xid_rule(event.code);
+            if rule == XidRule::Ignore {
                 continue;
             }
             let gpu = self.gpus.entry(event.gpu.clone()).or_insert_with(|| TrackedGpu::new(now));
-            gpu.xids.add(event, effect);
+            gpu.xids.add(event, rule);
             let class = xids::class(event.code);
-            let is_noted = !effect.makes_unhealthy() && matches!(class, XidClass::Unknown | XidClass::Software);
+            let is_noted = !rule.makes_unhealthy() && matches!(class, XidClass::Unknown | XidClass::Software);
             if is_noted && self.noted_xids.len() < xids::MAX_CODES && self.noted_xids.insert(event.code) {
                 let (name, class) = (xids::named(event.code), class.into_str());
                 let text = format!("{}: {name}, class {class}: counted; it does not change the health", event.gpu);

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::config::{HealthConfig, Recovery};
+use super::config::{HealthConfig, Recovery, XidRule};
 use super::marks::Mark;
 use super::signals::GpuSignals;
-use super::xids::{self, Effect, GpuXids};
+use super::xids::{self, GpuXids};
 use super::{DriverStatus, EvaluationContext};
 use crate::domain::model::{
     DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, PciBusId, UnhealthyReason,
@@ -240,7 +240,7 @@ impl TrackedGpu {
         if !self.signals.was_read(UnhealthyReason::RecoveryAction) {
             return;
         }
-        let is_overruled = |code: u32| config.effect(code) == Effect::UnhealthyUnlessRecoveryActionKnown;
+        let is_overruled = |code: u32| config.xid_rule(code) == XidRule::UnhealthyUnlessRecoveryActionKnown;
         let overruled = self.xids.active.extract_if(.., |code, _| is_overruled(*code));
         let codes: Vec<u32> = overruled.map(|(code, _)| code).collect();
         for causes in self.causes.values_mut() {

@@ -1,4 +1,4 @@
-//! The XIDs that are known, as a table of class and effect; the XIDs of one GPU, counted, and kept while they make it
+//! The XIDs that are known, as a table; the XIDs of one GPU, counted, and kept while they make it
 //! unhealthy.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,155 +18,111 @@ const MAX_INSTANCES: usize = 16;
 /// The entry of the others. Events without a code have it too.
 const OVERFLOW_CODE: u32 = 999;
 
-/// What an XID does to the health of its device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    Unhealthy,
-    /// Until the driver reports the recovery action of the GPU, be it `none`.
-    UnhealthyUnlessRecoveryActionKnown,
-    /// The recovery action, which is read after every XID, may make the device unhealthy.
-    Count,
-    /// Not even counted.
-    Ignore,
-}
-
-impl Effect {
-    pub fn makes_unhealthy(self) -> bool {
-        matches!(self, Self::Unhealthy | Self::UnhealthyUnlessRecoveryActionKnown)
-    }
-}
-
 impl HealthConfig {
     /// What an XID does to the health of its device.
-    pub fn effect(&self, code: u32) -> Effect {
-        match self.xids.get(&code) {
-            Some(XidRule::Unhealthy) => Effect::Unhealthy,
-            Some(XidRule::Count) => Effect::Count,
-            Some(XidRule::Ignore) => Effect::Ignore,
-            None => row(code).map_or(Effect::Count, |row| row.effect),
-        }
+    pub fn xid_rule(&self, code: u32) -> XidRule {
+        self.xids.get(&code).copied().unwrap_or_else(|| row(code).map_or(XidRule::Count, |(_, _, rule, _)| *rule))
     }
 
     /// The class in which an XID counts; `None`: it is configured not to count.
     pub fn counted_class(&self, code: u32) -> Option<XidClass> {
-        (self.effect(code) != Effect::Ignore).then(|| class(code))
+        (self.xid_rule(code) != XidRule::Ignore).then(|| class(code))
     }
 }
 
-struct XidRow {
-    class: XidClass,
-    effect: Effect,
-    codes: &'static [u32],
-}
+/// The codes, their class, what they do to the health, and what they are in few words, for the log and the pages.
+type XidRow = (&'static [u32], XidClass, XidRule, &'static str);
 
 /// By NVIDIA's "immediate action" for each XID. A code in no row is unknown: it is counted and does not change the
 /// health.
-const TABLE: &[XidRow] = &[
-    XidRow {
-        class: XidClass::Application,
-        effect: Effect::Count,
-        codes: &[
-            8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86, 88, 89, 96,
-            97, 98, 99, 100, 101, 102, 103, 104, 105, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 139,
-        ],
-    },
-    XidRow { class: XidClass::ContainedMemory, effect: Effect::Count, codes: &[94] },
-    XidRow {
-        class: XidClass::GpuReset,
-        effect: Effect::Unhealthy,
-        codes: &[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
-    },
-    // The catalogue has no action for these: a PCIe timeout, a damaged protected region, a halted controller.
-    XidRow { class: XidClass::GpuReset, effect: Effect::UnhealthyUnlessRecoveryActionKnown, codes: &[167, 168, 169] },
-    XidRow { class: XidClass::NodeReboot, effect: Effect::Unhealthy, codes: &[79] },
-    XidRow { class: XidClass::Nvlink, effect: Effect::UnhealthyUnlessRecoveryActionKnown, codes: &[74] },
-    // How bad these are depends on details that only the kernel log has.
-    XidRow { class: XidClass::Nvlink, effect: Effect::Count, codes: &[144, 145, 146, 147, 148, 149, 150, 166, 170] },
-    XidRow { class: XidClass::Hardware, effect: Effect::Unhealthy, codes: &[54] },
-    XidRow {
-        class: XidClass::Informational,
-        effect: Effect::Count,
-        codes: &[
-            14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161, 162, 163,
-            164, 165,
-        ],
-    },
-    // A job that ends leaves hundreds of 45 on healthy GPUs; 171 and 172 say where the memory error of a 48 was.
-    XidRow { class: XidClass::Corroborating, effect: Effect::Count, codes: &[45, 171, 172] },
-    XidRow { class: XidClass::RecoveryAction, effect: Effect::Count, codes: &[154] },
-    XidRow { class: XidClass::Software, effect: Effect::Count, codes: &[78, 151, 159] },
-];
-
-/// In few words, for the log and the pages.
-const NAMES: &[(&[u32], &str)] = &[
-    (&[8, 46], "the GPU stopped processing"),
-    (&[11, 25, 32], "invalid command stream"),
-    (&[13], "graphics engine exception"),
-    (&[31], "memory page fault of an application"),
-    (&[37, 38], "driver firmware error"),
-    (&[39, 40, 41, 70, 71, 72, 75, 76, 77, 85, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135], "copy engine error"),
-    (&[43], "an application's channel was stopped"),
-    (&[44], "graphics engine fault during a context switch"),
-    (&[45], "channels cleaned up after another fault or a process's end"),
-    (&[48], "double-bit memory error"),
-    (&[54], "auxiliary power is not connected"),
-    (&[60], "video processor exception"),
-    (&[62], "internal micro-controller halted"),
-    (&[63], "a memory row or page is marked for replacement"),
-    (&[64], "a memory row or page could not be marked for replacement"),
-    (&[66, 67], "illegal access by the driver"),
-    (&[68, 83, 84, 88, 89, 96, 97, 98], "video decoder error"),
-    (&[69], "graphics engine class error"),
-    (&[74, 144, 145, 146, 147, 148, 149, 150], "NVLink error"),
-    (&[78], "a vGPU could not be started"),
-    (&[79], "the GPU has fallen off the bus"),
-    (&[80], "corrupted data sent to the GPU"),
-    (&[82, 99, 100, 101, 102, 103, 104, 105], "JPEG decoder error"),
-    (&[86, 139], "optical flow accelerator error"),
-    (&[92], "many corrected memory errors"),
-    (&[93], "the InfoROM was written too often"),
-    (&[94], "contained memory error"),
-    (&[95], "uncontained memory error"),
-    (&[106, 107], "test message"),
-    (&[109], "context switch timeout"),
-    (&[110], "security fault"),
-    (&[119], "the GPU system processor does not answer"),
-    (&[120], "the GPU system processor failed"),
-    (&[121], "chip-to-chip link error"),
-    (&[136], "link training failed"),
-    (&[137], "NVLink privilege error"),
-    (&[140], "uncorrected memory error"),
-    (&[141], "fast path error"),
-    (&[143], "GPU initialisation failed"),
-    (&[151], "key rotation error"),
-    (&[152, 153], "deep learning accelerator error"),
-    (&[154], "the recovery action changed"),
-    (&[155], "NVLink software error"),
-    (&[156], "a resource was retired"),
-    (&[157], "a resource could not be retired"),
-    (&[158], "fatal timeout"),
-    (&[159], "coherent interconnect error"),
-    (&[160], "a channel was retired"),
-    (&[161], "a channel could not be retired"),
-    (&[162], "power smoothing works again"),
-    (&[163], "power smoothing is disengaged"),
-    (&[164], "power smoothing is near the end of its life"),
-    (&[165], "power smoothing is at the end of its life"),
-    (&[166], "unencrypted NVLink traffic in confidential computing"),
-    (&[167], "fatal PCIe timeout"),
-    (&[168], "errors in the write-protected memory region"),
-    (&[169], "security controller halted"),
-    (&[170], "NVLink interrupt in confidential computing"),
-    (&[171], "uncorrectable error in DRAM"),
-    (&[172], "uncorrectable error in SRAM"),
-];
+const TABLE: &[XidRow] = {
+    use XidClass::{
+        Application, ContainedMemory, Corroborating, GpuReset, Hardware, Informational, NodeReboot, Nvlink,
+        RecoveryAction, Software,
+    };
+    use XidRule::{Count, Unhealthy, UnhealthyUnlessRecoveryActionKnown};
+    &[
+        (&[8], Application, Count, "the GPU stopped processing"),
+        (&[11, 25, 32], Application, Count, "invalid command stream"),
+        (&[13], Application, Count, "graphics engine exception"),
+        (&[31], Application, Count, "memory page fault of an application"),
+        (
+            &[39, 40, 41, 70, 71, 72, 75, 76, 77, 85, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135],
+            Application,
+            Count,
+            "copy engine error",
+        ),
+        (&[60], Application, Count, "video processor exception"),
+        (&[68, 83, 84, 88, 89, 96, 97, 98], Application, Count, "video decoder error"),
+        (&[69], Application, Count, "graphics engine class error"),
+        (&[80], Application, Count, "corrupted data sent to the GPU"),
+        (&[82, 99, 100, 101, 102, 103, 104, 105], Application, Count, "JPEG decoder error"),
+        (&[86, 139], Application, Count, "optical flow accelerator error"),
+        (&[94], ContainedMemory, Count, "contained memory error"),
+        (&[46], GpuReset, Unhealthy, "the GPU stopped processing"),
+        (&[48], GpuReset, Unhealthy, "double-bit memory error"),
+        (&[62], GpuReset, Unhealthy, "internal micro-controller halted"),
+        (&[64], GpuReset, Unhealthy, "a memory row or page could not be marked for replacement"),
+        (&[95], GpuReset, Unhealthy, "uncontained memory error"),
+        (&[109], GpuReset, Unhealthy, "context switch timeout"),
+        (&[110], GpuReset, Unhealthy, "security fault"),
+        (&[119], GpuReset, Unhealthy, "the GPU system processor does not answer"),
+        (&[120], GpuReset, Unhealthy, "the GPU system processor failed"),
+        (&[136], GpuReset, Unhealthy, "link training failed"),
+        (&[140], GpuReset, Unhealthy, "uncorrected memory error"),
+        (&[143], GpuReset, Unhealthy, "GPU initialisation failed"),
+        (&[155], GpuReset, Unhealthy, "NVLink software error"),
+        (&[156], GpuReset, Unhealthy, "a resource was retired"),
+        (&[158], GpuReset, Unhealthy, "fatal timeout"),
+        // The catalogue has no action for these: a PCIe timeout, a damaged protected region, a halted controller.
+        (&[167], GpuReset, UnhealthyUnlessRecoveryActionKnown, "fatal PCIe timeout"),
+        (&[168], GpuReset, UnhealthyUnlessRecoveryActionKnown, "errors in the write-protected memory region"),
+        (&[169], GpuReset, UnhealthyUnlessRecoveryActionKnown, "security controller halted"),
+        (&[79], NodeReboot, Unhealthy, "the GPU has fallen off the bus"),
+        (&[74], Nvlink, UnhealthyUnlessRecoveryActionKnown, "NVLink error"),
+        // How bad these are depends on details that only the kernel log has.
+        (&[144, 145, 146, 147, 148, 149, 150], Nvlink, Count, "NVLink error"),
+        (&[166], Nvlink, Count, "unencrypted NVLink traffic in confidential computing"),
+        (&[170], Nvlink, Count, "NVLink interrupt in confidential computing"),
+        (&[54], Hardware, Unhealthy, "auxiliary power is not connected"),
+        // NVIDIA has no description of these two.
+        (&[14, 108], Informational, Count, ""),
+        (&[37, 38], Informational, Count, "driver firmware error"),
+        (&[43], Informational, Count, "an application's channel was stopped"),
+        (&[44], Informational, Count, "graphics engine fault during a context switch"),
+        (&[63], Informational, Count, "a memory row or page is marked for replacement"),
+        (&[66, 67], Informational, Count, "illegal access by the driver"),
+        (&[92], Informational, Count, "many corrected memory errors"),
+        (&[93], Informational, Count, "the InfoROM was written too often"),
+        (&[106, 107], Informational, Count, "test message"),
+        (&[121], Informational, Count, "chip-to-chip link error"),
+        (&[137], Informational, Count, "NVLink privilege error"),
+        (&[141], Informational, Count, "fast path error"),
+        (&[152, 153], Informational, Count, "deep learning accelerator error"),
+        (&[157], Informational, Count, "a resource could not be retired"),
+        (&[160], Informational, Count, "a channel was retired"),
+        (&[161], Informational, Count, "a channel could not be retired"),
+        (&[162], Informational, Count, "power smoothing works again"),
+        (&[163], Informational, Count, "power smoothing is disengaged"),
+        (&[164], Informational, Count, "power smoothing is near the end of its life"),
+        (&[165], Informational, Count, "power smoothing is at the end of its life"),
+        // A job that ends leaves hundreds of 45 on healthy GPUs; 171 and 172 say where the memory error of a 48 was.
+        (&[45], Corroborating, Count, "channels cleaned up after another fault or a process's end"),
+        (&[171], Corroborating, Count, "uncorrectable error in DRAM"),
+        (&[172], Corroborating, Count, "uncorrectable error in SRAM"),
+        (&[154], RecoveryAction, Count, "the recovery action changed"),
+        (&[78], Software, Count, "a vGPU could not be started"),
+        (&[151], Software, Count, "key rotation error"),
+        (&[159], Software, Count, "coherent interconnect error"),
+    ]
+};
 
 pub fn class(code: u32) -> XidClass {
-    row(code).map_or(XidClass::Unknown, |row| row.class)
+    row(code).map_or(XidClass::Unknown, |(_, class, ..)| *class)
 }
 
 pub fn name(code: u32) -> Option<&'static str> {
-    NAMES.iter().find(|(codes, _)| codes.contains(&code)).map(|(_, name)| *name)
+    row(code).map(|(.., name)| *name).filter(|name| !name.is_empty())
 }
 
 /// `XID 79 (the GPU has fallen off the bus)`.
@@ -175,7 +131,7 @@ pub fn named(code: u32) -> String {
 }
 
 fn row(code: u32) -> Option<&'static XidRow> {
-    TABLE.iter().find(|row| row.codes.contains(&code))
+    TABLE.iter().find(|(codes, ..)| codes.contains(&code))
 }
 
 #[derive(Debug, Default)]
@@ -203,7 +159,7 @@ impl GpuXids {
         Self { counts, active: BTreeMap::new() }
     }
 
-    pub fn add(&mut self, event: &XidEvent, effect: Effect) {
+    pub fn add(&mut self, event: &XidEvent, rule: XidRule) {
         let has_entry = self.counts.by_code.contains_key(&event.code) || self.counts.by_code.len() < MAX_CODES;
         let code = if has_entry { event.code } else { OVERFLOW_CODE };
         *self.counts.by_class.entry(class(event.code)).or_default() += event.count;
@@ -220,7 +176,7 @@ impl GpuXids {
         let instance = instance.filter(|_| of_code.last_of.len() < MAX_INSTANCES);
         let last = of_code.last_of.entry(instance).or_default();
         *last = event.at.monotonic.max(*last);
-        if effect.makes_unhealthy() && self.active.len() < MAX_CODES {
+        if rule.makes_unhealthy() && self.active.len() < MAX_CODES {
             self.active.entry(event.code).or_default().add_event(event);
         }
     }
@@ -279,10 +235,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_class_has_its_codes_and_its_effect() {
-        use Effect::{Count, Unhealthy, UnhealthyUnlessRecoveryActionKnown};
+    fn every_class_has_its_codes_and_its_rule() {
         use XidClass::*;
-        for (codes, expected_class, expected_effect) in [
+        use XidRule::{Count, Unhealthy, UnhealthyUnlessRecoveryActionKnown};
+        for (codes, expected_class, expected_rule) in [
             (&[8, 13, 31, 32, 39, 41, 68, 72, 82, 86, 96, 105, 126, 135, 139][..], Application, Count),
             (&[94], ContainedMemory, Count),
             (&[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158], GpuReset, Unhealthy),
@@ -303,8 +259,8 @@ mod tests {
         ] {
             for code in codes {
                 assert_eq!(
-                    (class(*code), HealthConfig::default().effect(*code)),
-                    (expected_class, expected_effect),
+                    (class(*code), HealthConfig::default().xid_rule(*code)),
+                    (expected_class, expected_rule),
                     "XID {code}"
                 );
             }
@@ -312,12 +268,13 @@ mod tests {
     }
 
     #[test]
-    fn no_code_is_in_two_rows_and_each_of_a_row_has_one_name() {
+    fn no_code_is_in_two_rows() {
         for code in 0..200 {
-            assert!(TABLE.iter().filter(|row| row.codes.contains(&code)).count() <= 1, "XID {code}");
-            // NVIDIA has no description of these two.
-            let names = usize::from(row(code).is_some() && ![14, 108].contains(&code));
-            assert_eq!(NAMES.iter().filter(|(codes, _)| codes.contains(&code)).count(), names, "XID {code}");
+            assert!(TABLE.iter().filter(|(codes, ..)| codes.contains(&code)).count() <= 1, "XID {code}");
         }
+        assert_eq!(
+            TABLE.iter().filter(|(.., name)| name.is_empty()).map(|(codes, ..)| *codes).collect::<Vec<_>>(),
+            [[14, 108]]
+        );
     }
 }
