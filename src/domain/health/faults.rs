@@ -95,15 +95,15 @@ impl TrackedGpu {
         let mut restored = vec![];
         for (code, fault) in faults.xids.iter().filter(|(code, _)| config.xid_rule(**code).makes_unhealthy()) {
             self.xids.restore(*code, fault);
-            let migs = fault.mig_devices.iter().cloned().map(Subject::Mig);
-            let subjects: Vec<Subject> = if fault.is_of_gpu() { vec![Subject::Whole] } else { migs.collect() };
+            let migs = fault.mig_devices.iter().cloned().map(Some);
+            let subjects: Vec<Subject> = if fault.is_of_gpu() { vec![None] } else { migs.collect() };
             // As a cause too: an XID that the first evaluation clears is held down.
             for subject in subjects {
                 restored.push(self.restore_cause(subject, (UnhealthyReason::Xid, *code)));
             }
         }
         for device in &faults.devices {
-            let subject = device.mig.clone().map_or(Subject::Whole, Subject::Mig);
+            let subject = device.mig.clone();
             if let Some((fault, mark)) =
                 device.mark.as_ref().and_then(|fault| Some((fault, restored_mark(fault, now)?)))
             {
@@ -173,7 +173,7 @@ impl TrackedGpu {
         };
         let causes = self.causes.get(subject).into_iter().flatten();
         DeviceFaults {
-            mig: subject.mig().cloned(),
+            mig: subject.clone(),
             since: since.or_else(|| self.earlier_since.get(subject).copied()),
             mark: self.marks.get(subject).map(mark_fault),
             causes: causes.filter(is_kept).map(|(key, _)| CauseFault { reason: key.0, code: key.1 }).collect(),

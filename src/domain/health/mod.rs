@@ -164,7 +164,7 @@ impl Health {
         for (uuid, of_gpu) in &faults.gpus {
             let gpu = self.gpus.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
             for (subject, what) in gpu.restore(of_gpu, &self.config, now) {
-                let device = subject.mig().map_or(uuid.as_str(), MigUuid::as_str);
+                let device = subject.as_ref().map_or(uuid.as_str(), MigUuid::as_str);
                 self.notes.push(format!("{device}: {what} is restored from before podmeter started"));
             }
         }
@@ -198,7 +198,7 @@ impl Health {
         }
         self.evaluate(now);
         let after = self.gpus[&uuid].causes_of(&subject, &self.config);
-        let device = |subject: &Subject| subject.mig().map_or_else(|| uuid.to_string(), MigUuid::to_string);
+        let device = |subject: &Subject| subject.as_ref().map_or_else(|| uuid.to_string(), MigUuid::to_string);
         let cause = |((subject, _), cause): (&(Subject, CauseKey), &HealthCause)| DeviceCause {
             device: device(subject),
             cause: cause.clone(),
@@ -221,10 +221,10 @@ impl Health {
         let of_present = self.gpus.values().any(|gpu| has_index(gpu, true));
         let named = listed.filter_map(|(uuid, gpu)| {
             if uuid.as_str() == name || has_index(gpu, of_present) {
-                return Some((uuid.clone(), Subject::Whole));
+                return Some((uuid.clone(), None));
             }
-            let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == name)?.uuid.clone();
-            Some((uuid.clone(), Subject::Mig(mig)))
+            let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == name)?;
+            Some((uuid.clone(), Some(mig.uuid.clone())))
         });
         let mut found: Vec<_> = named.collect();
         match (found.pop(), found.is_empty()) {
@@ -262,7 +262,7 @@ impl Health {
             for SubjectTransition { subject, to_healthy, cause: HealthCause { reason, detail, .. } } in transitions {
                 self.transition_count += 1;
                 let number = self.transition_count;
-                let (gpu, mig) = (uuid.clone(), subject.mig().cloned());
+                let (gpu, mig) = (uuid.clone(), subject);
                 let transition =
                     HealthTransition { number, gpu, mig, to_healthy, reason, detail, at: now, holders: vec![] };
                 next.transitions.push(transition);
@@ -279,9 +279,8 @@ impl Health {
 
     fn add_events(&mut self, now: Moment, events: &[XidEvent]) {
         let mut events: Vec<&XidEvent> = events.iter().collect();
-        events.sort_by(|one, two| {
-            let key = |event: &XidEvent| (event.at.monotonic, event.code, event.instance, event.count);
-            key(one).cmp(&key(two)).then_with(|| one.gpu.cmp(&two.gpu))
+        events.sort_by_cached_key(|event| {
+            (event.at.monotonic, event.code, event.instance, event.count, event.gpu.clone())
         });
         for event in events {
             let rule = self.config.xid_rule(event.code);

@@ -19,25 +19,12 @@ const AFTER_RESTART: &str = "recovers after a restart of the GPU (its energy cou
 const AFTER_UNMARK: &str = "recovers after podmeter unmark";
 const AFTER_MARK: &str = "recovers after podmeter unmark, or when the mark ends";
 
-/// The whole of a GPU, or one of its MIG devices.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
-    Whole,
-    Mig(MigUuid),
-}
+/// One of a GPU's MIG devices; `None`: the whole of the GPU.
+pub type Subject = Option<MigUuid>;
 
-impl Subject {
-    pub fn mig(&self) -> Option<&MigUuid> {
-        match self {
-            Self::Whole => None,
-            Self::Mig(mig) => Some(mig),
-        }
-    }
-
-    /// Whether it is the other, or the GPU of it.
-    fn includes(&self, other: &Self) -> bool {
-        *self == Self::Whole || self == other
-    }
+/// Whether the second is the first, or a part of it.
+fn includes(subject: &Subject, other: &Subject) -> bool {
+    subject.is_none() || subject == other
 }
 
 /// A reason, and the code of an XID, else 0.
@@ -82,7 +69,7 @@ pub struct TrackedGpu {
     pub signals: GpuSignals,
     pub xids: GpuXids,
     pub marks: BTreeMap<Subject, Mark>,
-    /// Those of `Whole` make its MIG devices unhealthy too; a MIG device has its own besides.
+    /// Those of the whole GPU make its MIG devices unhealthy too; a MIG device has its own besides.
     pub causes: BTreeMap<Subject, BTreeMap<CauseKey, CauseState>>,
     /// The health of the GPU and its present MIG devices, by the last evaluation.
     pub health: BTreeMap<Subject, DeviceHealth>,
@@ -112,12 +99,12 @@ impl TrackedGpu {
     }
 
     pub fn unmark(&mut self, unmarked: &Subject) {
-        self.marks.retain(|subject, _| !unmarked.includes(subject));
+        self.marks.retain(|subject, _| !includes(unmarked, subject));
         self.retain_causes(unmarked, |_, (reason, _), _| *reason != UnhealthyReason::Admin);
     }
 
     pub fn clear_faults(&mut self, cleared: &Subject) {
-        self.xids.clear(cleared.mig());
+        self.xids.clear(cleared.as_ref());
         self.retain_causes(cleared, |signals, (reason, _), cause| match reason {
             UnhealthyReason::Admin => true,
             UnhealthyReason::Xid => false,
@@ -127,14 +114,14 @@ impl TrackedGpu {
     }
 
     fn retain_causes(&mut self, of: &Subject, stays: impl Fn(&GpuSignals, &CauseKey, &CauseState) -> bool) {
-        for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| of.includes(subject)) {
+        for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| includes(of, subject)) {
             causes.retain(|key, cause| stays(&self.signals, key, cause));
         }
     }
 
     /// Why a MIG device is unhealthy, with the causes of its GPU, or a GPU, with those of its MIG devices.
     pub fn causes_of(&self, of: &Subject, config: &HealthConfig) -> BTreeMap<(Subject, CauseKey), HealthCause> {
-        let is_concerned = |subject: &&Subject| of.includes(subject) || **subject == Subject::Whole;
+        let is_concerned = |subject: &&Subject| includes(of, subject) || subject.is_none();
         let subjects = self.causes.keys().filter(is_concerned);
         let causes = |subject| self.causes[subject].iter().map(move |cause| (subject, cause));
         subjects
@@ -152,8 +139,8 @@ impl TrackedGpu {
             self.remove_overruled_xids(context.config);
             self.remove_cleared_xids(context.driver);
         }
-        let migs = self.mig_devices.iter().map(|mig| Subject::Mig(mig.uuid.clone()));
-        let present: BTreeSet<Subject> = migs.chain([Subject::Whole]).collect();
+        let migs = self.mig_devices.iter().map(|mig| Some(mig.uuid.clone()));
+        let present: BTreeSet<Subject> = migs.chain([None]).collect();
         let mut subjects = present.clone();
         subjects.extend(self.causes.keys().chain(self.marks.keys()).cloned());
         for subject in subjects {
@@ -170,8 +157,8 @@ impl TrackedGpu {
         let mut current = BTreeMap::new();
         for (code, xid) in &self.xids.active {
             let is_concerned = match subject {
-                Subject::Whole => xid.concerns_whole_gpu,
-                Subject::Mig(mig) => !xid.concerns_whole_gpu && xid.mig_devices.contains(mig),
+                None => xid.concerns_whole_gpu,
+                Some(mig) => !xid.concerns_whole_gpu && xid.mig_devices.contains(mig),
             };
             if is_concerned {
                 let clears = if needs_restart(*code) { AFTER_RESTART } else { AFTER_RESET };
@@ -183,7 +170,7 @@ impl TrackedGpu {
             let clears = if mark.until.is_some() { AFTER_MARK } else { AFTER_UNMARK };
             current.insert((UnhealthyReason::Admin, 0), (detail, clears));
         }
-        if *subject == Subject::Whole {
+        if subject.is_none() {
             let first_listed = self.first_listed.unwrap_or(context.now.monotonic);
             for (reason, detail, clears) in self.signals.causes(context, first_listed) {
                 current.insert((reason, 0), (detail, clears));
@@ -196,8 +183,8 @@ impl TrackedGpu {
     /// neither is another cause of an unhealthy device.
     fn update_health(&mut self, subject: Subject, context: EvaluationContext<'_>) -> Option<SubjectTransition> {
         let EvaluationContext { config, now, .. } = context;
-        let own = subject.mig().and_then(|_| self.causes.get(&subject));
-        let both = self.causes.get(&Subject::Whole).into_iter().chain(own);
+        let own = subject.as_ref().and_then(|_| self.causes.get(&subject));
+        let both = self.causes.get(&None).into_iter().chain(own);
         let mut states: Vec<(&CauseKey, &CauseState)> = both.flatten().collect();
         states.sort_by_key(|(key, _)| **key);
         let causes: Vec<HealthCause> = states.into_iter().map(|(key, state)| state.cause(*key, config)).collect();
@@ -226,9 +213,9 @@ impl TrackedGpu {
 
     /// The health to publish, after an evaluation.
     pub fn health(&self) -> GpuHealth {
-        let migs = self.health.iter().filter_map(|(subject, health)| Some((subject.mig()?.clone(), health.clone())));
+        let migs = self.health.iter().filter_map(|(subject, health)| Some((subject.clone()?, health.clone())));
         GpuHealth {
-            whole: self.health.get(&Subject::Whole).cloned().expect("an evaluation includes the whole GPU"),
+            whole: self.health.get(&None).cloned().expect("an evaluation includes the whole GPU"),
             mig_devices: migs.collect(),
             xids: self.xids.counts.clone(),
         }
