@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::device_id::{UUID_LENGTH, is_uuid};
+
 /// Declares a newtype for a string-shaped ID, so that IDs cannot be confused.
 macro_rules! string_identity {
     ($(#[$meta:meta])* $name:ident) => {
@@ -172,31 +174,17 @@ const OF_ADDRESS: &str = "PCI-";
 
 /// The hex digits in the UID of a pod from a manifest.
 const BARE_UID: usize = 32;
-/// The groups of hex digits in the UIDs of other pods.
-const UID_GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
 
 impl PodUid {
     /// The UID with which the text begins, in the form of names and directories, and its length in the text.
     pub fn leading(text: &str) -> Option<(Self, usize)> {
-        let digits = |text: &str| text.bytes().take_while(u8::is_ascii_hexdigit).count();
         let ends = |length: usize| text.as_bytes().get(length).is_none_or(|after| !after.is_ascii_alphanumeric());
-        if digits(text) == BARE_UID && ends(BARE_UID) {
+        if text.bytes().take_while(u8::is_ascii_hexdigit).count() == BARE_UID && ends(BARE_UID) {
             return Some((Self::from(&text[..BARE_UID]), BARE_UID));
         }
-        let separator = *text.as_bytes().get(UID_GROUPS[0])?;
-        if separator != b'-' && separator != b'_' {
-            return None;
-        }
-        let mut length = 0;
-        for (number, group) in UID_GROUPS.into_iter().enumerate() {
-            if number > 0 {
-                (*text.as_bytes().get(length)? == separator).then_some(())?;
-                length += 1;
-            }
-            (digits(text.get(length..)?) == group).then_some(())?;
-            length += group;
-        }
-        ends(length).then(|| (Self::new(text[..length].replace('_', "-")), length))
+        let uuid = text.get(..UUID_LENGTH).filter(|_| ends(UUID_LENGTH))?;
+        let dashed = if uuid.contains('-') { uuid.to_owned() } else { uuid.replace('_', "-") };
+        is_uuid(&dashed).then(|| (Self::new(dashed), UUID_LENGTH))
     }
 
     /// The UID that is the whole text, in the form of directories.
