@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use itertools::Itertools as _;
 use serde::{Serialize, Serializer};
 
 use super::{ClaimDevice, ContainerRef, DeviceId, PodRef, PodUid, ResourceName};
@@ -124,21 +125,11 @@ impl FromIterator<u32> for CpuSet {
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut cpus = self.0.iter().copied().peekable();
-        let mut separator = "";
-        while let Some(first) = cpus.next() {
-            let mut last = first;
-            while let Some(next) = cpus.next_if(|next| Some(*next) == last.checked_add(1)) {
-                last = next;
-            }
-            if first == last {
-                write!(formatter, "{separator}{first}")?;
-            } else {
-                write!(formatter, "{separator}{first}-{last}")?;
-            }
-            separator = ",";
-        }
-        Ok(())
+        let ranges = self.0.iter().map(|cpu| (*cpu, *cpu)).coalesce(|(first, last), next| {
+            if last.checked_add(1) == Some(next.0) { Ok((first, next.1)) } else { Err(((first, last), next)) }
+        });
+        let range = |(first, last)| if first == last { format!("{first}") } else { format!("{first}-{last}") };
+        formatter.write_str(&ranges.map(range).join(","))
     }
 }
 
