@@ -2,13 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use itertools::Itertools;
 
 use super::drawbacks::{Avoided, GpuDrawbacks, Rank};
-use super::links::Links;
 use super::request::{CheckedRequest, FallbackReason, PreferenceRequest, PreferredDevices};
-use super::topology::Topology;
+use super::topology::{PciRelation, Topology};
 use crate::domain::model::{DeviceId, GpuUuid};
 
 /// The most GPUs: with more there are too many sets to compare.
@@ -79,8 +79,13 @@ impl<'a> FreeGpus<'a> {
         if gpus.len() > MOST {
             return PreferredDevices::empty(FallbackReason::ManyGpus);
         }
-        let links = Links::between(&gpus, topology);
-        self.choice(self.best_set(&links.pairs), links.fallback)
+        match pairs(&gpus, |left, right| reported_score(topology, left, right)) {
+            Ok(pairs) => self.choice(self.best_set(&pairs), None),
+            Err(reason) => {
+                let Ok(pairs) = pairs(&gpus, |left, right| Ok::<_, Infallible>(numa_score(topology, left, right)));
+                self.choice(self.best_set(&pairs), Some(reason))
+            }
+        }
     }
 
     fn choice(&self, positions: impl IntoIterator<Item = usize>, fallback: Option<FallbackReason>) -> PreferredDevices {
@@ -105,6 +110,31 @@ impl<'a> FreeGpus<'a> {
         };
         let best = others.into_iter().combinations(self.size - required.len()).min_by_key(key).unwrap_or_default();
         required.into_iter().merge(best).collect()
+    }
+}
+
+/// The score of each two of the GPUs: square, zero on the diagonal.
+fn pairs<E>(gpus: &[&GpuUuid], score: impl Fn(&GpuUuid, &GpuUuid) -> Result<u32, E>) -> Result<Vec<Vec<u32>>, E> {
+    let score = |left: &GpuUuid, right: &GpuUuid| if left == right { Ok(0) } else { score(left, right) };
+    gpus.iter().map(|left| gpus.iter().map(|right| score(left, right)).collect()).collect()
+}
+
+/// The score of a link that is known, and about which both ends agree.
+fn reported_score(topology: &Topology, left: &GpuUuid, right: &GpuUuid) -> Result<u32, FallbackReason> {
+    match (topology.reported(left, right), topology.reported(right, left)) {
+        (Some(one), Some(other)) if one == other => Ok(one),
+        (None, None) => Err(FallbackReason::LinksUnknown),
+        _ => Err(FallbackReason::LinksAsymmetric),
+    }
+}
+
+/// The score where links are unknown.
+fn numa_score(topology: &Topology, left: &GpuUuid, right: &GpuUuid) -> u32 {
+    let node = |gpu| topology.location(gpu).and_then(|location| location.numa_node);
+    match (node(left), node(right)) {
+        (Some(left), Some(right)) if left == right => PciRelation::SameCpu.score(),
+        (Some(_), Some(_)) => PciRelation::CrossCpu.score(),
+        _ => 0,
     }
 }
 

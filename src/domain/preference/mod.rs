@@ -6,7 +6,6 @@
 
 mod drawbacks;
 mod gpus;
-mod links;
 mod request;
 mod slots;
 mod topology;

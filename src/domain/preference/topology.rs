@@ -7,9 +7,9 @@ use crate::domain::model::GpuUuid;
 /// The place of each GPU, and the score of the link between each two of them: higher is closer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    locations: BTreeMap<GpuUuid, (usize, GpuLocation)>,
-    /// The score that each end reports: `reported[reporter][other]`, by the position beside the location.
-    reported: Vec<Vec<Option<u32>>>,
+    locations: BTreeMap<GpuUuid, GpuLocation>,
+    /// The score that each end reports, by the reporter, then by the other end.
+    reported: BTreeMap<GpuUuid, BTreeMap<GpuUuid, u32>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,9 +94,7 @@ fn same_slot(left: &str, right: &str) -> bool {
 impl Topology {
     /// A topology without known links.
     pub fn new(locations: BTreeMap<GpuUuid, GpuLocation>) -> Self {
-        let reported = vec![vec![None; locations.len()]; locations.len()];
-        let position = |(position, (gpu, location))| (gpu, (position, location));
-        Self { locations: locations.into_iter().enumerate().map(position).collect(), reported }
+        Self { locations, reported: BTreeMap::new() }
     }
 
     /// A topology with the scores of the PCI tree, plus 100 for each NVLink. `nv_links`: the number that each end
@@ -115,20 +113,18 @@ impl Topology {
         topology
     }
 
-    /// Sets the score that one end reports, which counts if the other one reports it too; ignores GPUs without a
-    /// location.
+    /// Sets the score that one end reports, which counts if the other one reports it too.
     pub fn link_as_reported(&mut self, reporter: &GpuUuid, other: &GpuUuid, score: u32) {
-        if let (Some((reporter, _)), Some((other, _))) = (self.locations.get(reporter), self.locations.get(other)) {
-            self.reported[*reporter][*other] = Some(score.min(PciRelation::SameBoard.score() + NVLINK * MOST_NVLINKS));
-        }
+        let score = score.min(PciRelation::SameBoard.score() + NVLINK * MOST_NVLINKS);
+        self.reported.entry(reporter.clone()).or_default().insert(other.clone(), score);
     }
 
     pub fn location(&self, gpu: &GpuUuid) -> Option<GpuLocation> {
-        self.locations.get(gpu).map(|(_, location)| *location)
+        self.locations.get(gpu).copied()
     }
 
     pub(super) fn reported(&self, reporter: &GpuUuid, other: &GpuUuid) -> Option<u32> {
-        self.reported[self.locations.get(reporter)?.0][self.locations.get(other)?.0]
+        self.reported.get(reporter)?.get(other).copied()
     }
 }
 
