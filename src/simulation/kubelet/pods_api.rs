@@ -15,9 +15,7 @@ use super::state::{Boot, PodPhase, SimulatedPod};
 use crate::simulation::random::Random;
 use crate::wire::core_v1;
 use crate::wire::v1alpha1::pods_server::Pods;
-use crate::wire::v1alpha1::{
-    EventType, GetPodRequest, GetPodResponse, ListPodsRequest, ListPodsResponse, WatchPodsEvent, WatchPodsRequest,
-};
+use crate::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};
 
 /// The most events that wait for a client; one that falls further behind is dropped.
 const EVENTS_BEHIND: usize = 100;
@@ -60,14 +58,6 @@ impl Pods for PodsApi {
         let behind = Status::resource_exhausted("the watch fell too far behind");
         let rest = ReceiverStream::new(receive).map(Ok).chain(tokio_stream::once(Err(behind)));
         Ok(Response::new(Box::pin(tokio_stream::iter(first_events.into_iter().map(Ok)).chain(rest))))
-    }
-
-    async fn list_pods(&self, _: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
-        Err(Status::unimplemented("not simulated"))
-    }
-
-    async fn get_pod(&self, _: Request<GetPodRequest>) -> Result<Response<GetPodResponse>, Status> {
-        Err(Status::unimplemented("not simulated"))
     }
 }
 
