@@ -56,14 +56,11 @@ pub struct SimulatedNode {
     /// The simulation's account of holders and their use.
     pub truth: Arc<Mutex<Truth>>,
     clock: Clock,
-    /// The resources that must be offered before the first pods start.
-    resources: Vec<SimulatedResource>,
+    plan: NodePlan,
     /// The devices by device ID, or by `claim/<name of a DRA device>`.
     devices: BTreeMap<String, SimulatedDevice>,
-    claims: Vec<AllocatedClaim>,
     driver: Option<SimulatedDriver>,
     random: Random,
-    churn: bool,
     running: Vec<RunningPod>,
     waiting: Vec<WaitingPod>,
     step: u64,
@@ -104,13 +101,11 @@ impl SimulatedNode {
             kubelet: Arc::new(kubelet),
             files,
             devices: devices.map(|device| (device.id.clone(), device)).collect(),
-            resources: plan.resources,
-            claims: plan.claims,
             driver,
             truth: Arc::default(),
             clock,
             random: Random::seeded(plan.seed),
-            churn: plan.churn,
+            plan,
             running: vec![],
             waiting: vec![],
             step: 0,
@@ -128,14 +123,13 @@ impl SimulatedNode {
                 self.write_logs(namespace, &full_name);
             }
         }
-        let resources = std::mem::take(&mut self.resources);
+        let NodePlan { resources, claims, .. } = self.plan.clone();
         let offered = |status: &BTreeMap<String, DeviceCount>, resource: &SimulatedResource| {
             status.get(&resource.name).is_some_and(|count| count.allocatable == resource.devices.len())
         };
         while !self.kubelet.node_status_becomes(|status| resources.iter().all(|one| offered(status, one))).await {
             tracing::warn!("no device plugin has offered the simulated kubelet all of the node's devices yet");
         }
-        let claims = std::mem::take(&mut self.claims);
         if !claims.is_empty() {
             warn_on_failure(dra_driver::prepare(&self.kubelet, &claims));
         }
@@ -153,7 +147,7 @@ impl SimulatedNode {
             steps.tick().await;
             self.step += 1;
             self.work();
-            if self.churn {
+            if self.plan.churn {
                 self.end_due();
             }
             self.replace_due().await;

@@ -20,7 +20,6 @@ pub struct SimulatedDevice {
     pub gpu: GpuUuid,
     /// The GPU instance; `None`: the whole GPU, or one slot of it.
     pub gpu_instance: Option<u32>,
-    pub numa_node: Option<u32>,
 }
 
 /// How many slots a vendor's plugin makes of each whole GPU; `None`: it offers whole GPUs.
@@ -30,8 +29,7 @@ pub type Replicas = Option<usize>;
 pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<SimulatedResource> {
     let mut resources: BTreeMap<String, Vec<SimulatedDevice>> = BTreeMap::new();
     for gpu in inventory.gpus.values() {
-        let device =
-            |id, gpu_instance| SimulatedDevice { id, gpu: gpu.uuid.clone(), gpu_instance, numa_node: gpu.numa_node };
+        let device = |id, gpu_instance| SimulatedDevice { id, gpu: gpu.uuid.clone(), gpu_instance };
         if gpu.mig_enabled == Some(true) {
             for mig in &gpu.mig_devices {
                 let name = format!("nvidia.com/mig-{}", mig.profile.replace('+', "."));
@@ -54,6 +52,5 @@ pub fn device_of_claim(device: &AllocatedDevice) -> SimulatedDevice {
         id: format!("claim/{}", device.name),
         gpu: device.gpu.clone(),
         gpu_instance: device.mig.as_ref().map(|mig| mig.gpu_instance),
-        numa_node: None,
     }
 }
