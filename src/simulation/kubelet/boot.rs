@@ -15,7 +15,6 @@ use tokio::task::JoinSet;
 use super::admission::{AdmittedContainers, admit_again};
 use super::checkpoint::SimulatedCheckpoint;
 use super::device_manager::{DeviceManager, KubeletVersion};
-use super::lister::Lister;
 use super::pods_api::PodsApi;
 use super::registration::Registry;
 use super::shared::{self, SharedKubelet};
@@ -71,8 +70,8 @@ impl FakeKubelet {
         *shared.limiter.lock() = shared::rate_limit(shared.now());
         shared.state.lock().boot = Boot::Starting;
         let Options { version, gates, .. } = shared.state.lock().options.clone();
-        let lister = Lister(Arc::clone(shared));
-        let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
+        let lister = PodResourcesListerServer::from_arc(Arc::clone(shared));
+        let router = tonic::transport::Server::builder().add_service(lister);
         let mut servers = self.running.lock();
         servers.pod_resources = Some(SocketServer::start(listener, router));
         if version == KubeletVersion::From137 || gates.pods_api {
