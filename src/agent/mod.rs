@@ -157,7 +157,7 @@ impl RunningAgent {
         let inputs = HoldersInputs {
             hardware: devices.states.clone(),
             kubelet: kubelet.states.clone(),
-            plugin: plugin_states,
+            plugin: plugin_states.clone(),
             may_be_offered: Box::new(move |resource| offered.borrow().may_offer_gpus_as(resource)),
             served,
             demand: devices.held_demand(),
@@ -186,7 +186,7 @@ impl RunningAgent {
         let inputs = PublisherInputs {
             owners,
             health: health.states.clone(),
-            plugin: plugin.as_ref().map(|plugin| plugin.states.clone()),
+            plugin: plugin_states,
             xids: container_xids,
             reloadable: reloadable(),
             call_durations: devices.call_durations.clone(),

@@ -32,8 +32,8 @@ pub struct PublisherInputs {
     /// The readings come with the owners of their processes.
     pub owners: watch::Receiver<OwnersState>,
     pub health: watch::Receiver<Arc<HealthState>>,
-    /// `None` while the bundled device plugin is off.
-    pub plugin: Option<watch::Receiver<Arc<PluginState>>>,
+    /// Never changes while the bundled device plugin is off.
+    pub plugin: watch::Receiver<Arc<PluginState>>,
     pub xids: XidBatches,
     pub reloadable: watch::Receiver<Reloadable>,
     /// How long the driver's calls take, when that is measured.
@@ -111,7 +111,7 @@ impl Publisher {
         tokio::select! {
             () = tasks::changed(owners) => {}
             () = tasks::changed(health) => {}
-            () = changed(plugin) => {}
+            () = tasks::changed(plugin) => {}
             Some(batch) = xids.recv() => {
                 let counted = |event: XidEvent| Some(ClassedXid { class: self.health.counted_class(event.code)?, event });
                 self.new_xids.extend(batch.into_iter().filter_map(counted));
@@ -125,8 +125,9 @@ impl Publisher {
         let (inputs, now) = (&mut self.inputs, self.clock.now());
         let OwnersState { holders, processes } = inputs.owners.borrow_and_update().clone();
         let health = Arc::clone(&inputs.health.borrow_and_update());
-        let plugin = inputs.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let settings = inputs.reloadable.borrow_and_update().clone();
+        let plugin_state = Arc::clone(&inputs.plugin.borrow_and_update());
+        let plugin = settings.device_plugin.is_some().then_some(plugin_state);
         let (output, container_xids) = self.account(now, &holders, &processes, plugin.as_deref(), &settings);
         let HoldersState { hardware, kubelet, holdings } = (*holders).clone();
         let inputs = &self.inputs;
@@ -185,13 +186,5 @@ impl Publisher {
         let received = std::mem::take(&mut self.new_xids);
         let xids = self.xids.advance(&received, &output.accounts, &observation);
         (output, xids)
-    }
-}
-
-/// Never returns for `None`.
-async fn changed<T>(state: &mut Option<watch::Receiver<T>>) {
-    match state {
-        Some(state) => tasks::changed(state).await,
-        None => std::future::pending().await,
     }
 }
