@@ -6,7 +6,6 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -67,8 +66,8 @@ pub(super) struct JournalShared {
     pub settings: JournalSettings,
     pub tracker: Mutex<AllocationTracker>,
     state: Mutex<JournalState>,
-    /// The start of a disk access in milliseconds since the agent's start; 0: none is in progress.
-    busy_since: AtomicU64,
+    /// The start of a disk access; `None`: none is in progress.
+    busy_since: Mutex<Option<Monotonic>>,
     clock: Clock,
 }
 
@@ -86,7 +85,7 @@ impl Journal {
             settings,
             tracker: Mutex::default(),
             state: Mutex::default(),
-            busy_since: AtomicU64::new(0),
+            busy_since: Mutex::default(),
             clock,
         });
         let writer =
@@ -131,9 +130,9 @@ impl JournalReader {
     pub fn state(&self) -> JournalState {
         let mut state = self.0.state.lock().clone();
         state.dropped = self.0.tracker.lock().dropped;
-        let began = Monotonic::from_millis(self.0.busy_since.load(Ordering::Relaxed));
-        let waiting = self.0.clock.now().monotonic.since(began);
-        if began != Monotonic::default() && waiting > HANGS {
+        let busy_since = *self.0.busy_since.lock();
+        let waiting = busy_since.map(|began| self.0.clock.now().monotonic.since(began));
+        if let Some(waiting) = waiting.filter(|waiting| *waiting > HANGS) {
             state.problem =
                 Some(format!("the disk has not responded for {} s; check the disk", waiting.as_secs()).into());
         }
@@ -195,11 +194,9 @@ impl JournalWriter {
 
     /// Writes the records that wait.
     fn work(&mut self) -> Result<(), WriterError> {
-        let now = self.shared.clock.now();
-        let began = u64::try_from(now.monotonic.as_duration().as_millis()).unwrap_or(u64::MAX).max(1);
-        self.shared.busy_since.store(began, Ordering::Relaxed);
+        *self.shared.busy_since.lock() = Some(self.shared.clock.now().monotonic);
         let outcome = self.check_in_place().and_then(|()| self.open()).and_then(|()| self.write());
-        self.shared.busy_since.store(0, Ordering::Relaxed);
+        *self.shared.busy_since.lock() = None;
         let file = self.store.as_ref().and_then(|_| self.shared.file().metadata().ok());
         self.shared.state.lock().size_bytes = file.map(|file| file.len());
         outcome
