@@ -11,7 +11,6 @@ mod file_stamp;
 mod holding_counters;
 mod identity;
 mod inventory;
-mod journal;
 mod overview;
 mod plugin;
 mod pod_label;
@@ -21,7 +20,6 @@ mod recent_count;
 mod recent_ratio;
 mod slow_reading;
 mod snapshot;
-mod source_status;
 mod summary;
 mod time;
 mod timestamp;
@@ -46,7 +44,6 @@ pub use identity::{
 pub use inventory::{
     BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, Platform, UnservedGpu,
 };
-pub use journal::JournalState;
 pub use overview::{DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount};
 pub use plugin::{AppliedProfile, MpsDaemons, PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};
@@ -59,10 +56,9 @@ pub use recent_count::RecentCount;
 pub use recent_ratio::RecentRatio;
 pub use slow_reading::{C2c, EccLocation, FabricDomain, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 pub use snapshot::{
-    ConfigReload, HardwareSource, HardwareState, InventoryDrift, KubeletCounters, KubeletState, Released, SelfUse,
-    Snapshot, UnresolvedDevices,
+    ConfigReload, HardwareSource, HardwareState, InventoryDrift, JournalState, KubeletCounters, KubeletState, Released,
+    SelfUse, Snapshot, SourceStatus, UnresolvedDevices,
 };
-pub use source_status::SourceStatus;
 pub use summary::{DeviceParts, SlotCounts, allocated_ratios, busy_ratio, equal_division, parts_of_device, served};
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;

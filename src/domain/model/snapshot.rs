@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strum::{IntoStaticStr, VariantArray};
 
 use super::{
     Account, Allocatable, Allocations, ClaimDevice, ClaimGpu, Container, ContainerRef, ContainerXid, DeviceId,
-    DeviceReadings, DividedQuantity, DurationHistogram, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment,
-    Monotonic, NodeDevices, Overview, PciBusId, PluginState, Pod, PodUid, ProcessState, ResourceName, SourceStatus,
-    UnallocatedUse, Unattributed, UnixSeconds,
+    DeviceReadings, DividedQuantity, DurationHistogram, GpuUuid, HealthState, Inventory, MigUuid, Moment, Monotonic,
+    NodeDevices, Overview, PciBusId, PluginState, Pod, PodUid, ProcessState, ResourceName, UnallocatedUse,
+    Unattributed, UnixSeconds,
 };
 
 /// The immutable state from which metrics, page and API are made. Only the agent publishes it.
@@ -248,4 +249,28 @@ pub struct SelfUse {
 pub struct ConfigReload {
     pub successful: bool,
     pub last_success: UnixSeconds,
+}
+
+/// The state of the journal of allocations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JournalState {
+    /// The number of holdings written to disk; each update counts.
+    pub written: u64,
+    /// The number of failed writes, openings and checks.
+    pub errors: u64,
+    /// The number of holdings dropped because too many waited for the disk.
+    pub dropped: u64,
+    /// The size of the file; `None` while it is not open.
+    pub size_bytes: Option<u64>,
+    /// Why nothing is written, with a remedy.
+    pub problem: Option<Arc<str>>,
+}
+
+/// The status of one source: a tier of the hardware or its events, the kubelet, the processes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SourceStatus {
+    pub success: bool,
+    pub stuck: bool,
+    pub last_success: Option<Moment>,
+    pub duration: Option<Duration>,
 }
