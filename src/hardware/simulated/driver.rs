@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::curve::{Curve, Load};
-use super::profile::{SimulatedProfile, fabric_domain, inventory, node_devices, scramble};
+use super::profile::{SimulatedProfile, fabric_domain, inventory, scramble};
 use super::reader::SimulatedReader;
 use crate::domain::model::{FabricDomain, Gpu, GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
 use crate::hardware::source::{
@@ -130,7 +130,7 @@ impl SimulatedDriver {
     /// The GPUs on the PCI bus.
     #[must_use]
     pub fn node_devices(&self) -> NodeDevices {
-        node_devices(self.profile)
+        NodeDevices { expected: self.profile.machine.positions.len(), ..NodeDevices::default() }
     }
 
     /// Sets the load of the whole GPU, or of one GPU instance of a partitioned one, from `at` on. Calls for one GPU

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::machine::{self, GpuPosition, SimulatedMachine};
 use crate::domain::model::{
-    DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NodeDevices, NvLinkPeers, Platform,
+    DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NvLinkPeers, Platform,
 };
 
 /// The simulated hardware: a machine, how its GPUs are partitioned, and how the plugin shares them.
@@ -128,11 +128,6 @@ pub(super) fn inventory(profile: SimulatedProfile, seed: u64) -> Inventory {
         gpus: gpus.map(|gpu| (gpu.uuid.clone(), gpu)).collect(),
         ..Inventory::default()
     }
-}
-
-/// The GPUs of the profile on the PCI bus.
-pub(super) fn node_devices(profile: SimulatedProfile) -> NodeDevices {
-    NodeDevices { expected: profile.machine.positions.len(), ..NodeDevices::default() }
 }
 
 fn gpu(profile: SimulatedProfile, seed: u64, index: usize, position: &GpuPosition) -> Gpu {
