@@ -11,9 +11,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::Clock;
-use crate::domain::health::{
-    Health, HealthConfig, HealthInputs, MarkError, NodeFaults, OperatorOrder, OrderAction, OrderOutcome,
-};
+use crate::domain::health::{Health, HealthConfig, MarkError, NodeFaults, OperatorOrder, OrderAction, OrderOutcome};
 use crate::domain::holders::HoldersState;
 use crate::domain::model::{
     ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HealthState, HealthTransition, MigUuid, Monotonic,
@@ -111,7 +109,7 @@ impl HealthTask {
             while let Ok(batch) = self.xids.try_recv() {
                 events.extend(batch);
             }
-            self.health.advance(self.clock.now(), &HealthInputs { hardware: &hardware, events: &events });
+            self.health.advance(self.clock.now(), &hardware, &events);
             events.clear();
             self.log_changes();
             self.publish();

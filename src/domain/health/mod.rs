@@ -52,13 +52,6 @@ const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Older ones are dropped.
 const MAX_TRANSITIONS: usize = 256;
 
-/// The hardware as it is now, and the XIDs since the last advance, in any order.
-#[derive(Clone, Copy, Debug)]
-pub struct HealthInputs<'a> {
-    pub hardware: &'a HardwareState,
-    pub events: &'a [XidEvent],
-}
-
 /// The health of a node's devices.
 #[derive(Debug, Default)]
 pub struct Health {
@@ -132,14 +125,14 @@ impl Health {
         }
     }
 
-    /// Applies the inputs. Returns the same `Arc` where nothing has changed.
-    pub fn advance(&mut self, now: Moment, inputs: &HealthInputs<'_>) -> Arc<HealthState> {
-        let hardware = inputs.hardware;
+    /// Applies the hardware as it is now, and the XIDs since the last advance, in any order. Returns the same `Arc` where
+    /// nothing has changed.
+    pub fn advance(&mut self, now: Moment, hardware: &HardwareState, events: &[XidEvent]) -> Arc<HealthState> {
         self.driver.update(hardware, now.monotonic);
         self.remove_unlisted_addresses(hardware);
         let inventory = &hardware.inventory;
         self.unexpected = inventory.unserved.keys().cloned().collect();
-        self.add_events(now, inputs.events);
+        self.add_events(now, events);
         self.gpus.values_mut().for_each(|gpu| gpu.index = None);
         let with_health = inventory.gpus.iter().filter(|(uuid, _)| !self.unexpected.contains(*uuid));
         for (uuid, listed) in with_health {

@@ -112,8 +112,7 @@ impl TwoGpuNode {
                 DeviceReadings { fast, slow, energy_counter: Some(self.energy_counter), ..DeviceReadings::default() };
             self.hardware.readings.insert(uuid.clone(), Arc::new(readings));
         }
-        let inputs = HealthInputs { hardware: &self.hardware, events };
-        self.health.advance(moment(seconds), &inputs)
+        self.health.advance(moment(seconds), &self.hardware, events)
     }
 
     fn reasons(&self) -> Vec<&'static str> {
