@@ -11,7 +11,6 @@ mod file_stamp;
 mod holding_counters;
 mod identity;
 mod inventory;
-mod overview;
 mod plugin;
 mod pod_label;
 mod process;
@@ -44,7 +43,6 @@ pub use identity::{
 pub use inventory::{
     BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, Platform, UnservedGpu,
 };
-pub use overview::{DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount};
 pub use plugin::{AppliedProfile, MpsDaemons, PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, PodLogs, Process, ProcessKey, ProcessState, UnknownOwner};
@@ -59,7 +57,10 @@ pub use snapshot::{
     ConfigReload, HardwareSource, HardwareState, InventoryDrift, JournalState, KubeletCounters, KubeletState, Released,
     SelfUse, Snapshot, SourceStatus, UnresolvedDevices,
 };
-pub use summary::{DeviceParts, SlotCounts, allocated_ratios, busy_ratio, equal_division, parts_of_device, served};
+pub use summary::{
+    DeviceOverview, DeviceParts, DeviceState, NodeOverview, Overview, ResourceCount, SlotCounts, allocated_ratios,
+    busy_ratio, equal_division, parts_of_device, served,
+};
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;
 pub use token_bucket::TokenBucket;
