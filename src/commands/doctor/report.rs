@@ -95,7 +95,7 @@ impl DoctorReport {
         Self {
             schema: "podmeter.doctor/v1",
             version: env!("CARGO_PKG_VERSION"),
-            at: now.into(),
+            at: Timestamp(now),
             failed: count(CheckStatus::Failed),
             warnings: count(CheckStatus::Warning),
             ok: count(CheckStatus::Ok),

@@ -10,12 +10,6 @@ use super::UnixSeconds;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timestamp(pub UnixSeconds);
 
-impl From<UnixSeconds> for Timestamp {
-    fn from(unix: UnixSeconds) -> Self {
-        Self(unix)
-    }
-}
-
 impl std::fmt::Display for Timestamp {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let since = Duration::try_from_secs_f64(self.0.0).ok().filter(|since| *since < END_OF_9999);

@@ -84,7 +84,7 @@ pub fn record(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     let plugin = snapshot.plugin.as_deref();
     json!({
         "schema": SCHEMA,
-        "at": Timestamp::from(facts.at.unix),
+        "at": Timestamp(facts.at.unix),
         "node": {
             "name": &*snapshot.node_name,
             "kernel": facts.process.kernel,
@@ -95,7 +95,7 @@ pub fn record(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
             "version": env!("CARGO_PKG_VERSION"),
             "revision": env!("PODMETER_BUILD_REVISION"),
             "compiler": env!("PODMETER_BUILD_RUSTC"),
-            "started": Timestamp::from(snapshot.started),
+            "started": Timestamp(snapshot.started),
             "image": facts.deployment.image,
             "namespace": facts.deployment.namespace,
             "pod": facts.deployment.pod,
