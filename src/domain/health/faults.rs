@@ -151,14 +151,11 @@ impl TrackedGpu {
         let subjects: BTreeSet<&Subject> = unhealthy.chain(with_state).collect();
         let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
         let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.causes.is_empty());
-        let (recovery_action, energy_counter) = self.signals.reset_evidence();
         (has_faults || !self.xids.active.is_empty()).then(|| GpuFaults {
             xids: self.xids.active.iter().map(|(code, xid)| (*code, xid.fault())).collect(),
             devices,
-            recovery_action,
-            lost: self.signals.is_lost(),
             pci_bus_id: self.pci_bus_id.clone(),
-            energy_counter,
+            ..self.signals.faults()
         })
     }
 

@@ -154,9 +154,14 @@ impl GpuSignals {
         self.resets.saved_energy_counter = faults.energy_counter.map(|counter| (Monotonic::default(), counter));
     }
 
-    /// What an agent that starts later needs to recognise a reset: the recovery action and the energy counter.
-    pub fn reset_evidence(&self) -> (Option<u32>, Option<u64>) {
-        (self.slow.last_recovery_action(), self.resets.saved_energy_counter.map(|(_, counter)| counter))
+    /// What an agent that starts later continues with.
+    pub fn faults(&self) -> GpuFaults {
+        GpuFaults {
+            lost: self.outage.lost,
+            recovery_action: self.slow.last_recovery_action(),
+            energy_counter: self.resets.saved_energy_counter.map(|(_, counter)| counter),
+            ..GpuFaults::default()
+        }
     }
 
     /// After a release that lasts too long, the last signals are no longer valid.
@@ -165,10 +170,6 @@ impl GpuSignals {
         if driver.released_since.is_some_and(|since| now.since(since) >= config.released_limit) {
             self.outage.release_expired_at.get_or_insert(now);
         }
-    }
-
-    pub fn is_lost(&self) -> bool {
-        self.outage.lost
     }
 
     /// Whether it is not known to work since a reset: XIDs are not cleared then.
