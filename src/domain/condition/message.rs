@@ -1,5 +1,7 @@
 //! The condition in one line of plain ASCII. In: status and devices. Out: as many devices as fit. Does not know snapshots.
 
+use itertools::Itertools as _;
+
 use super::{ConditionStatus, DeviceCondition};
 use crate::words::counted;
 
@@ -12,10 +14,7 @@ const DETAIL: usize = 120;
 
 /// The status in one line: the worst devices first, and how many did not fit.
 pub fn message(status: ConditionStatus, healthy: usize, problem: Option<&str>, devices: &[DeviceCondition]) -> String {
-    let mut sentences: Vec<String> = vec![];
-    let mut sorted: Vec<&DeviceCondition> = devices.iter().collect();
-    sorted.sort_by_key(|device| device.status);
-    sentences.extend(sorted.into_iter().map(sentence));
+    let mut sentences: Vec<String> = devices.iter().sorted_by_key(|device| device.status).map(sentence).collect();
     let general = problem.map(|problem| plain(problem, DETAIL));
     match (status, general) {
         // What was seen comes before what is not known.
