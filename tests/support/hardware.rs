@@ -34,9 +34,10 @@ pub fn open(fake: &FakeNvml) -> Box<dyn DriverSession> {
 /// Many times faster than on a node. A busy machine is no hanging driver.
 pub fn quick() -> HardwareSettings {
     HardwareSettings {
-        sample_interval: Duration::from_millis(100),
-        medium_interval: Duration::from_millis(200),
-        slow_interval: Duration::from_millis(200),
+        // Three times as long the values last, also where a pass is late on a busy machine.
+        sample_interval: Duration::from_millis(300),
+        medium_interval: Duration::from_millis(300),
+        slow_interval: Duration::from_millis(300),
         watchdog: Duration::from_secs(10),
         reopen: (Duration::from_millis(20), Duration::from_millis(100)),
         lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
