@@ -15,8 +15,8 @@ use crate::domain::model::{
     DeviceReadings, DeviceTotals, Fast, LinkCounters, Medium, Monotonic, Slow, Stamped, Traffic,
 };
 
-/// How long a process is kept after it was last listed or active: longer than the time between two readings of its use. The
-/// ledger, which takes differences of its total, forgets it with the total.
+/// How long a process is kept after it was last listed or active: longer than the time between two readings of its use, and than a
+/// list of processes is published. The ledger, which takes differences of its total, forgets it with the total.
 const PROCESS_RETENTION: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]

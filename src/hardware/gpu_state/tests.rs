@@ -1,5 +1,7 @@
 use super::*;
 use crate::domain::model::LinkCounters;
+use crate::domain::periods::LONGEST_SAMPLE_INTERVAL;
+use crate::hardware::HardwareSettings;
 
 const STALENESS: Staleness =
     Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
@@ -271,4 +273,11 @@ fn bytes_over_pcie_of_a_hung_call_are_not_counted() {
         counted.push(state.readings(at, STALENESS).slow.unwrap().value.pcie.transmitted_bytes);
     }
     assert_eq!(counted, [None, Some(10.0), Some(10.0), Some(10.0), Some(20.0)]);
+}
+
+#[test]
+fn a_process_is_kept_longer_than_a_list_that_has_it_is_published() {
+    let readings =
+        HardwareSettings { sample_interval: LONGEST_SAMPLE_INTERVAL, ..HardwareSettings::default() }.staleness();
+    assert!(readings.fast.max(readings.medium) < PROCESS_RETENTION);
 }
