@@ -11,8 +11,8 @@ use crate::domain::model::{
 /// The steps kept of a window, which is nine to ten steps long.
 const STEPS: usize = 10;
 
-/// Less known time in a window is a remainder of rounding.
-const LEAST_KNOWN_SECONDS: f64 = 1e-3;
+/// Less time than this is a remainder of rounding.
+const ROUNDING_SECONDS: f64 = 1e-3;
 
 /// The container or the reason to which a part of a device's time is attributed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,9 +93,10 @@ impl SnapshotInterval {
 }
 
 impl WindowedCounter {
-    /// Adds the increase of the counter; one that is new or has fallen began at zero.
+    /// Adds the increase of the counter; one that is new or has fallen began at zero. A difference of counters may fall by rounding.
     fn advance(&mut self, counter: f64, interval: &SnapshotInterval) {
-        let more = if counter < self.last { counter } else { counter - self.last };
+        let has_begun_anew = counter < self.last - ROUNDING_SECONDS;
+        let more = if has_begun_anew { counter } else { (counter - self.last).max(0.0) };
         self.last = counter;
         for (added, (current, begun)) in self.added.iter_mut().zip(interval.steps) {
             for step in (current - begun + 1..=current).rev().take(STEPS) {
@@ -174,7 +175,7 @@ impl NodeHistory {
     pub fn idle_ratio(&self, account: &Account, window: Window) -> Option<f64> {
         let time = self.sums.shares.get(&account.gpu)?.get(&share_key(account))?;
         let known = time.known_seconds.sum(window);
-        (known > LEAST_KNOWN_SECONDS).then(|| (time.idle_seconds.sum(window) / known).min(1.0))
+        (known > ROUNDING_SECONDS).then(|| (time.idle_seconds.sum(window) / known).min(1.0))
     }
 
     /// How the GPU's time in the window is divided; `None` in the first second.

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::domain::model::{
-    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, PluginState, RecentCount,
-    UnattributedReason, UnhealthyReason, UnixSeconds, XidClass, XidCount,
+    Account, ContainerRef, HardwareState, HealthState, HealthTransition, HoldingCounters, KubeletState, PluginState,
+    RecentCount, UnattributedReason, UnhealthyReason, UnixSeconds, XidClass, XidCount,
 };
 use crate::serve::metrics::tests::fixture;
 
@@ -228,6 +228,34 @@ fn a_division_is_counter_differences_of_the_window() {
     let left = without.accounts.pop().unwrap();
     history.add(&without);
     assert_eq!(history.idle_ratio(&left, Window::Minute), None);
+}
+
+#[test]
+fn a_gap_changes_no_idle_ratio_and_leaves_none_in_a_window_without_readings() {
+    let mut history = NodeHistory::default();
+    let mut counters = HoldingCounters { idle_seconds: Some(0.0), ..HoldingCounters::default() };
+    let (mut allocated, mut uncovered) = (0.0, 0.0);
+    let mut idle_at = |second: u64, is_read: bool| {
+        let mut snapshot = later(second);
+        allocated += 1.0 / 3.0;
+        if is_read {
+            counters.idle_seconds = Some(allocated);
+        } else {
+            uncovered += 1.0 / 3.0;
+        }
+        counters =
+            HoldingCounters { allocated_seconds: Some(allocated), uncovered_seconds: Some(uncovered), ..counters };
+        snapshot.accounts.truncate(1);
+        snapshot.accounts[0].counters = counters;
+        history.add(&snapshot);
+        history.idle_ratio(&snapshot.accounts[0], Window::Minute)
+    };
+    assert_eq!(idle_at(0, true), None);
+    for second in 1..250 {
+        let idle = idle_at(second, second < 200);
+        assert!(idle.is_some_and(|idle| (idle - 1.0).abs() < 1e-3), "{second}: {idle:?}");
+    }
+    assert_eq!((260..600).find_map(|second| idle_at(second, false)), None);
 }
 
 #[test]
