@@ -249,9 +249,11 @@ impl KubeletWatch {
         if self.checkpoint_due {
             let checkpoint = self.accepted.checkpoint.refresh().await;
             self.checkpoint_due = self.accepted.checkpoint.problem.is_some();
-            self.state.checkpoint = checkpoint.devices.clone().or(self.state.checkpoint.take());
-            let held = checkpoint.pods.keys().map(|(_, resource, id)| (resource.clone(), id.clone()));
-            self.state.held_in_checkpoint = Arc::new(held.collect());
+            if !self.checkpoint_due {
+                self.state.checkpoint = checkpoint.devices.clone().or(self.state.checkpoint.take());
+                let held = checkpoint.pods.keys().map(|(_, resource, id)| (resource.clone(), id.clone()));
+                self.state.held_in_checkpoint = Arc::new(held.collect());
+            }
         }
     }
 

@@ -57,19 +57,26 @@ async fn a_kubelet_that_starts_is_not_called_for_an_event_from_before_its_start(
 async fn an_unreadable_checkpoint_is_read_again_and_a_read_one_once_for_each_kubelet() {
     let root = tempfile::tempdir().unwrap();
     let mut watch = watch_of(root.path(), PodSources::default());
+    let holding = |id| {
+        const ENTRY: &str = r#"{"PodUID":"u","ContainerName":"c","ResourceName":"x.io/y","DeviceIDs":{"-1":["@"]}}"#;
+        format!(r#"{{"Data":{{"PodDeviceEntries":[{}]}}}}"#, ENTRY.replace('@', id))
+    };
     for (content, is_connected_anew, expected) in [
-        ("{", false, None),
-        (r#"{"Data":{"RegisteredDevices":{"x.io/y":["a"]}}}"#, false, Some("a")),
-        (r#"{"Data":{"RegisteredDevices":{"x.io/y":["b"]}},"Checksum":1}"#, false, Some("a")),
-        (r#"{"Data":{"RegisteredDevices":{"x.io/y":["b"]}},"Checksum":1}"#, true, Some("b")),
+        ("{".to_owned(), false, None),
+        (holding("a"), false, Some("a")),
+        (holding("bb"), false, Some("a")),
+        (holding("bb"), true, Some("bb")),
+        ("{".to_owned(), true, Some("bb")),
     ] {
-        std::fs::write(root.path().join(CHECKPOINT), content).unwrap();
+        std::fs::write(root.path().join(CHECKPOINT), &content).unwrap();
         if is_connected_anew {
             watch.apply_trigger(Trigger::Reconnect);
         }
         watch.read_checkpoint().await;
         let registered = watch.state.checkpoint.as_deref().and_then(|devices| devices.values().flatten().next());
         assert_eq!(registered.map(DeviceId::as_str), expected, "{content}");
+        let held = watch.state.held_in_checkpoint.iter().next();
+        assert_eq!(held.map(|(_, id)| id.as_str()), expected, "{content}");
     }
 }
 
