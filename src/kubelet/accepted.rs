@@ -68,7 +68,7 @@ pub(super) struct AcceptedAllocations {
     answer: Allocations,
     /// Whether it lacks the pods of the API server; logged as it begins.
     lacked_api_pods: bool,
-    /// With which the kubelet ends the name of a pod from a manifest.
+    /// With which the kubelet ends the name of a pod from a manifest, if `node_name` is the node's: for pods without a UID.
     manifest_suffix: String,
 }
 
@@ -82,7 +82,7 @@ impl AcceptedAllocations {
             sources,
             answer: Allocations::default(),
             lacked_api_pods: false,
-            manifest_suffix: format!("-{}", settings.node_name),
+            manifest_suffix: format!("-{}", settings.node_name.to_lowercase()),
         }
     }
 
@@ -134,7 +134,8 @@ impl AcceptedAllocations {
     /// Whether the kubelet has no pods of the API server yet: `answer` has none, and an accepted one is left. Of a removed pod the
     /// log directory goes, but devices may stay in the checkpoint: that counts only where log directories are not read.
     fn lacks_api_pods(&self, answer: &Allocations, sources: &OtherSources<'_>) -> bool {
-        let is_of_manifest = |pod: &Pod| pod.reference.pod.ends_with(&self.manifest_suffix);
+        let has_suffix = |pod: &Pod| pod.reference.pod.ends_with(&self.manifest_suffix);
+        let is_of_manifest = |pod: &Pod| pod.uid.as_ref().map_or_else(|| has_suffix(pod), PodUid::is_of_manifest);
         let logs_are_read = self.sources.logs.borrow().is_read();
         let is_left = |pod: &Pod, uid: &PodUid| match sources.from_pod_logs.get(&pod.reference) {
             Some(logged) => !logged.terminal && logged.uid_in_cgroups() == uid,

@@ -242,7 +242,7 @@ options! {
         grafana_url "URL": GrafanaOrNone = "none", restart;
     }
     "Kubelet" {
-        /// Node name on the page; never a metric label
+        /// Node name in Kubernetes; never a metric label
         node_name "NAME": String => "$NODE_NAME, else the host name", restart;
         /// Interval between requests to the kubelet when nothing triggers one earlier
         refresh_interval "DUR": Duration = "5s" in "1s"..="10m", reload;

@@ -176,6 +176,11 @@ const OF_ADDRESS: &str = "PCI-";
 const BARE_UID: usize = 32;
 
 impl PodUid {
+    /// Whether the pod is from a manifest of the kubelet.
+    pub fn is_of_manifest(&self) -> bool {
+        self.0.len() == BARE_UID
+    }
+
     /// The UID with which the text begins, in the form of names and directories, and its length in the text.
     pub fn leading(text: &str) -> Option<(Self, usize)> {
         let ends = |length: usize| text.as_bytes().get(length).is_none_or(|after| !after.is_ascii_alphanumeric());

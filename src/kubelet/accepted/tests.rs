@@ -77,13 +77,17 @@ fn answers_that_always_differ_settle_at_last() {
     }
 }
 
+const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
+/// The UID of a pod from a manifest.
+const BARE: &str = "229836ee3ad078911e99a2b8134d6713";
+
 /// The trainer holds a device; the agent is a pod of the API server too, the proxy one from a manifest.
 #[tokio::test]
 async fn a_restarted_kubelet_that_cannot_reach_the_api_server_ends_no_holder() {
     const ALL: &str = "agent= proxy-node= trainer=0";
-    const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
+    let uid = |pod: &str| if pod.starts_with("proxy") { BARE } else { UID }.into();
     let logged = |pods: &[&str]| {
-        let latest = pods.iter().map(|pod| (PodRef::new("team", pod), UID.into())).collect();
+        let latest = pods.iter().map(|pod| (PodRef::new("team", pod), uid(pod))).collect();
         Arc::new(PodLogs { as_of: Some(Monotonic::default()), latest: Arc::new(latest), ..PodLogs::default() })
     };
     let unread = || Arc::new(PodLogs::default());
@@ -93,9 +97,10 @@ async fn a_restarted_kubelet_that_cannot_reach_the_api_server_ends_no_holder() {
     );
     let checkpoint = format!(r#"{{"Data":{{"PodDeviceEntries":[{entry}]}},"Checksum":1}}"#);
     std::fs::write(root.path().join(CHECKPOINT), checkpoint).unwrap();
-    let manifests = "proxy-node=";
+    let (manifests, elsewhere) = ("proxy-node=", "proxy-gpu-1=");
     for (what, logs, answers, is_held) in [
         ("for an hour", logged(&["trainer"]), &[(100, manifests), (3700, manifests)][..], true),
+        ("of another name", logged(&["trainer", "proxy-gpu-1"]), &[(100, elsewhere), (200, elsewhere)], true),
         ("without log directories", unread(), &[(100, manifests), (3700, manifests)], true),
         ("it lists nothing", unread(), &[(100, ""), (200, "")], true),
         ("the agent comes before", unread(), &[(100, manifests), (200, "agent="), (201, ALL), (202, ALL)], true),
