@@ -198,24 +198,31 @@ impl Settle {
         matches!(self.state, SettleState::Settled)
     }
 
-    /// What is accepted after `answer`, given at `at`. `lacks_api_pods`: it counts as the first one, unless one has settled.
+    /// What is accepted after `answer`, given at `at`. `lacks_api_pods`: it counts as the first one, unless one has settled, except
+    /// for pods of manifests.
     pub fn observe(&mut self, at: Monotonic, answer: Allocations, lacks_api_pods: bool) -> Arc<Allocations> {
         let (first_answer, answer_since) = match &self.state {
             SettleState::Settled => (None, at),
-            SettleState::Waiting { first_answer, answer: before, answer_since } if !lacks_api_pods => {
-                (Some(*first_answer), if *before == answer { *answer_since } else { at })
-            }
-            SettleState::Fresh | SettleState::Waiting { .. } => (Some(at), at),
+            SettleState::Waiting { first_answer, answer: before, answer_since } => (
+                Some(if lacks_api_pods { at } else { *first_answer }),
+                if *before == answer { *answer_since } else { at },
+            ),
+            SettleState::Fresh => (Some(at), at),
         };
+        let emptied = self.accepted.as_deref().is_some_and(|accepted| lacks_all_holders(&answer, accepted));
+        let is_repeated = |since| at.since(since) >= if emptied { SETTLE_EMPTY } else { SETTLE };
         let settled = first_answer.is_none_or(|first_answer| {
-            let emptied = self.accepted.as_deref().is_some_and(|accepted| lacks_all_holders(&answer, accepted));
-            at.since(answer_since) >= if emptied { SETTLE_EMPTY } else { SETTLE }
-                || (!emptied && at.since(first_answer) >= SETTLE_AT_LAST)
+            is_repeated(answer_since.max(first_answer)) || (!emptied && at.since(first_answer) >= SETTLE_AT_LAST)
         });
+        let is_removed = |pod: &Pod| {
+            let of_manifest = pod.uid.as_ref().is_some_and(PodUid::is_of_manifest);
+            lacks_api_pods && of_manifest && is_repeated(answer_since) && answer.pod(&pod.reference).is_none()
+        };
         let accepted = match (&self.accepted, settled) {
             (Some(accepted), true) if **accepted == answer => Arc::clone(accepted),
             (Some(accepted), false) => {
-                let merged = merge(accepted, &answer);
+                let mut merged = merge(accepted, &answer);
+                merged.pods.retain(|pod| !is_removed(pod));
                 if **accepted == merged { Arc::clone(accepted) } else { Arc::new(merged) }
             }
             _ => Arc::new(answer.clone()),

@@ -125,6 +125,23 @@ async fn a_restarted_kubelet_that_cannot_reach_the_api_server_ends_no_holder() {
 }
 
 #[test]
+fn a_kubelet_that_cannot_reach_the_api_server_lists_all_pods_of_manifests() {
+    let mut before = allocations_of("ended=0 proxy=1 trainer=2");
+    for (pod, uid) in before.pods.iter_mut().zip([BARE, BARE, UID]) {
+        pod.uid = Some(uid.into());
+    }
+    let mut settle = settled_on(&before);
+    settle.reconnected();
+    for (second, expected) in [(100, "ended=0 proxy=1 trainer=2"), (101, "proxy=1 trainer=2")] {
+        let accepted = settle.observe(Monotonic::from_secs(second), allocations_of("proxy=1"), true);
+        assert_eq!(held(&accepted), expected);
+    }
+    assert!(!settle.is_settled());
+    let of_api = allocations_of("agent= proxy=1");
+    assert_eq!(held(&settle.observe(Monotonic::from_secs(102), of_api, false)), "proxy=1 trainer=2");
+}
+
+#[test]
 fn an_unchanged_answer_keeps_the_same_allocations() {
     let mut settle = settled_on(&allocations_of("a=0"));
     let first = settle.observe(Monotonic::from_secs(2), allocations_of("a=0"), false);
