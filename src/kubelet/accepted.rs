@@ -12,7 +12,7 @@
 //! | | rejected: it holds nothing, and what it is listed with may be given to others | it is not listed | the Pods API has it as ended |
 //! | a pod no longer listed | removed: its UID is not used for the next pod of the name | `UID_NOT_REUSED` | the checkpoint and the log directories still have it |
 //! | all pods | fresh, after each connection | the first answer | the answer may be of a kubelet that has just started: it lists nothing, then some of its pods, then all |
-//! | | waiting: what an answer lists is accepted at once, nothing is removed, no pod is unconfirmed | the answer stays the same for `SETTLE`, or `SETTLE_EMPTY`; or `SETTLE_AT_LAST` | |
+//! | | waiting: what an answer lists is accepted at once, unless the Pods API has it as ended; nothing is removed, no pod is unconfirmed | the answer stays the same for `SETTLE`, or `SETTLE_EMPTY`; or `SETTLE_AT_LAST` | |
 //! | | waiting without a limit | the answer has pods of the API server, or nothing shows that accepted ones are left | until the kubelet reaches the API server, it lists only pods of manifests, while the others run on |
 //! | | settled: each answer is whole | the connection is lost or reopened | |
 //!

@@ -89,7 +89,7 @@ struct RemovedPod {
 }
 
 impl ListedPods {
-    /// Writes UIDs into `answer` and removes the unconfirmed pods. `accepted`: what was accepted before. `is_whole`: a pod that is
+    /// Writes UIDs into `answer` and removes the pods that are unconfirmed or rejected. `accepted`: what was accepted before. `is_whole`: a pod that is
     /// not in it no longer exists; else none is unconfirmed. `is_new`: the kubelet has just given it; an earlier one ends no
     /// wait for another.
     pub fn track(
@@ -116,9 +116,9 @@ impl ListedPods {
         answer.pods.retain_mut(|pod| {
             let mut tracked = before.remove(&pod.reference).unwrap_or_default();
             tracked.identify(pod, running.get(&pod.reference).map_or(&[], Vec::as_slice), sources);
-            let is_admitted = !is_whole || tracked.admit((now, is_new), pod, accepted, version_before, sources);
+            let is_accepted = tracked.accept((now, is_whole, is_new), pod, accepted, version_before, sources);
             self.pods.insert(pod.reference.clone(), tracked);
-            is_admitted
+            is_accepted
         });
         let missing = before.into_iter().filter_map(|(pod, tracked)| {
             let version = sources.checkpoint.version;
@@ -187,9 +187,9 @@ impl TrackedPod {
 
     /// Decides whether the listed pod holds what it is listed with, as one without devices does. Else it is unconfirmed, or was
     /// rejected. `version_before`: of the checkpoint, before the previous answer.
-    fn admit(
+    fn accept(
         &mut self,
-        (now, is_new): (Monotonic, bool),
+        (now, is_whole, is_new): (Monotonic, bool, bool),
         pod: &Pod,
         accepted: Option<&Allocations>,
         version_before: Option<FileStamp>,
@@ -204,6 +204,9 @@ impl TrackedPod {
         // In the Pods API it is admitted, or has ended: rejected, or before it was observed.
         if let Some(has_ended) = has_ended(pod, sources.directory) {
             return !has_ended;
+        }
+        if !is_whole {
+            return true;
         }
         let is_written = !sources.directory.complete && checkpoint_allows(pod, sources.checkpoint, earlier);
         let due = since + if is_written { LISTED_TWICE } else { LONGEST_UNCONFIRMED };

@@ -50,6 +50,17 @@ fn accepted_at(milliseconds: &[u64], before: &Allocations, directory: &PodDirect
 }
 
 #[test]
+fn a_pod_that_the_pods_api_has_as_ended_is_not_accepted_from_a_part_of_the_pods() {
+    for (has_ended, expected) in [(false, 1), (true, 0)] {
+        let (checkpoint, directory) = (only_uid("new"), directory(&[("new", has_ended)]));
+        let sources = OtherSources { checkpoint: &checkpoint, directory: &directory, from_pod_logs: &BTreeMap::new() };
+        let mut answer = listed(&["new"]);
+        ListedPods::default().track(Monotonic::default(), &mut answer, None, (false, true), &sources);
+        assert_eq!(answer.pods.len(), expected);
+    }
+}
+
+#[test]
 fn a_pod_that_was_rejected_after_its_first_allocate_never_held() {
     let (mut pods, none) = (ListedPods::default(), listed(&[]));
     let (nothing, checkpoint) = (PodDirectory::default(), only_uid("new"));
