@@ -62,7 +62,8 @@ pub struct Interval {
     pub to: Monotonic,
     pub busy_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
-    /// The energy of the last gap, of which a part may have come with an earlier reading. `None`: this reading has none.
+    /// The energy of the last gap, of which a part may have come with an earlier reading. `None`: this reading has none; it may be
+    /// unknown.
     pub gap_energy_joules: Option<f64>,
     /// The part of its time for which there are no samples.
     pub uncovered_seconds: f64,
@@ -147,7 +148,7 @@ impl DeviceClock {
         let uncovered_seconds = uncovered.max(0.0).min(to.since(start).as_secs_f64());
         let mut interval = Interval { from: start, to, uncovered_seconds, ..Interval::default() };
         let of_gaps = totals.gaps.energy_joules - before.energy_joules;
-        self.set_energy(divided.energy_joules, of_gaps, gap.is_some(), &mut interval);
+        self.set_energy(divided.energy_joules, of_gaps, &mut interval);
         self.set_busy(divided.busy_seconds, &mut interval);
         if is_partitioned {
             interval.uncovered_seconds = 0.0;
@@ -155,7 +156,7 @@ impl DeviceClock {
         (gap, interval)
     }
 
-    fn set_energy(&mut self, total: Option<f64>, of_gaps: f64, has_gap: bool, interval: &mut Interval) {
+    fn set_energy(&mut self, total: Option<f64>, of_gaps: f64, interval: &mut Interval) {
         let Some(total) = total else { return };
         let Some(before) = self.divided.energy_joules.replace(total) else {
             // A total starts when it is first read: its value then is unattributed.
@@ -166,7 +167,7 @@ impl DeviceClock {
         let is_empty = interval.from == interval.to;
         let of_gaps = if is_empty { energy } else { of_gaps.clamp(0.0, energy) };
         interval.energy_joules = (!is_empty).then_some(energy - of_gaps);
-        interval.gap_energy_joules = (has_gap || of_gaps > 0.0).then_some(of_gaps);
+        interval.gap_energy_joules = (of_gaps > 0.0).then_some(of_gaps);
     }
 
     /// Sets the busy time. What the driver reports of a gap is unattributed: its time is neither busy nor idle.

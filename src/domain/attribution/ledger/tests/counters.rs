@@ -107,6 +107,12 @@ fn energy_of_a_gap_reported_later_is_that_of_its_holders_and_not_of_the_time_aft
     assert_eq!(energies(&accounts), [("a", 4500.0), ("b", 9570.0)], "that of a later gap");
 }
 
+#[test]
+fn energy_of_a_gap_that_is_not_known_is_absent() {
+    let mut case = OneDeviceLedger::held(Some(100.0));
+    assert_eq!(case.end_gap(45_000, 100.0)[0].counters.energy_joules, None);
+}
+
 /// The pod holds the device for ten seconds of a gap. The reading after the gap comes when its series are due to be removed.
 #[test]
 fn energy_of_a_gap_that_comes_after_the_end_of_a_holding_is_read_by_two_scrapes() {
