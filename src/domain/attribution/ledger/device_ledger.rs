@@ -33,6 +33,8 @@ pub struct DeviceLedger {
     pub unattributed: Unattributed,
     used_sm_time: UsedSmTime,
     pub idle_power: IdlePower,
+    /// Whether the last interval has no energy, as where the counter was not read: it comes with that of the next one.
+    lacks_energy: bool,
     activity: InstanceActivity,
     gap_seconds: GapSeconds,
     pub present: PresentState,
@@ -153,7 +155,10 @@ impl DeviceLedger {
             let of_gpu = interval.busy_seconds.unwrap_or(0.0);
             add_known(&mut self.mig_busy_seconds, sums.busy.map(|busy| (busy - of_gpu).max(0.0)));
         }
+        let lacks_energy = interval.energy_joules.is_none_or(|joules| joules <= 0.0);
+        let is_of_interval = !std::mem::replace(&mut self.lacks_energy, lacks_energy) && !lacks_energy;
         if let (Some(busy), Some(energy)) = (sums.busy, sums.energy)
+            && is_of_interval
             && is_nothing(interval.uncovered_seconds)
             && !self.has_unknown_mig_devices
             && is_nothing(busy)

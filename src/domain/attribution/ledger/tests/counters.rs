@@ -113,6 +113,18 @@ fn energy_of_a_gap_that_is_not_known_is_absent() {
     assert_eq!(case.end_gap(45_000, 100.0)[0].counters.energy_joules, None);
 }
 
+#[test]
+fn idle_power_is_not_learned_where_the_energy_counter_was_not_read() {
+    let mut case = OneDeviceLedger::held(Some(0.0));
+    let mut idle_watts = |second: u64, energy| {
+        case.read(second * 1000, Some(0.0), Some(energy));
+        case.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts()
+    };
+    assert_eq!(idle_watts(2, 0.0), None, "without a new reading of the counter");
+    assert_eq!(idle_watts(3, 210.0), None, "with the energy of three seconds");
+    assert_eq!(idle_watts(5, 350.0), Some(70.0));
+}
+
 /// The pod holds the device for ten seconds of a gap. The reading after the gap comes when its series are due to be removed.
 #[test]
 fn energy_of_a_gap_that_comes_after_the_end_of_a_holding_is_read_by_two_scrapes() {
