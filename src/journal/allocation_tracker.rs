@@ -64,7 +64,7 @@ struct Tracked {
     continues_earlier: bool,
     since: Monotonic,
     ended: Option<Monotonic>,
-    /// The counters that were written as final.
+    /// The counters that were passed to `waiting` as final.
     final_counters: Option<HoldingCounters>,
 }
 
@@ -124,17 +124,18 @@ impl AllocationTracker {
         }
     }
 
-    /// Makes all records in memory wait for the disk: for a new file, or at the end.
+    /// Makes all records that may still change wait for the disk: for a file that is opened again, or at the end.
     pub fn requeue_all(&mut self) {
         self.waiting = self.live();
     }
 
-    /// Records that are newer than those on disk.
+    /// The records that may be newer than those on disk, or not be there: all in memory except those with written final counters.
     #[must_use]
     pub fn live(&self) -> BTreeMap<u64, AllocationRecord> {
         let mut live = self.waiting.clone();
         live.extend(self.orphans.values().flatten().map(|record| (record.id, record.clone())));
-        live.extend(self.tracked.values().map(|tracked| (tracked.record.id, tracked.record.clone())));
+        let tracked = self.tracked.values().filter(|tracked| tracked.final_counters != Some(tracked.record.counters));
+        live.extend(tracked.map(|tracked| (tracked.record.id, tracked.record.clone())));
         live
     }
 

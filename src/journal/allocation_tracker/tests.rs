@@ -36,6 +36,8 @@ fn a_holding_ends_with_its_last_counters() {
     node.pass(60);
     tracker.observe(&node.snapshot());
     assert_eq!(tracker.to_write(), [], "final counters are written once");
+    tracker.load(vec![], 0, node.now());
+    assert_eq!(tracker.to_write(), [], "also where the file is opened again");
     node.accounts.get_mut("a").expect("there").counters.energy_joules = Some(12_345.0);
     tracker.observe(&node.snapshot());
     write(&mut disk, &mut tracker);
