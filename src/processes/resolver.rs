@@ -66,7 +66,7 @@ impl Resolver {
         self.files.are_the_hosts()
     }
 
-    /// The current state of the requested processes. Drops all others.
+    /// The current state of the requested processes, with all of them. Drops all others.
     pub fn resolve(
         &mut self,
         now: Monotonic,
@@ -76,8 +76,9 @@ impl Resolver {
     ) -> BTreeMap<u32, Process> {
         self.known.retain(|pid, _| pids.contains(pid));
         let mut processes = BTreeMap::new();
-        for pid in pids.iter().copied().take(MOST_PROCESSES) {
-            if let Err(reason) = self.update(now, pid) {
+        for (position, pid) in pids.iter().copied().enumerate() {
+            let is_resolved = position < MOST_PROCESSES;
+            if let Err(reason) = if is_resolved { self.update(now, pid) } else { Err(UnknownOwner::NotResolved) } {
                 processes.insert(pid, Process { key: None, owner: Owner::Unknown(reason), mps_daemon: None });
             }
         }

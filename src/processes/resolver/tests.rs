@@ -31,6 +31,15 @@ fn directories_and_mounts_name_the_container() {
     assert!(lab.resolver.sees_the_host());
 }
 
+/// Otherwise scan follows scan for those that are not among the found.
+#[test]
+fn processes_beyond_the_limit_are_not_resolved_and_not_new_to_each_scan() {
+    let pids: Vec<u32> = (100_000..).take(MOST_PROCESSES + 1).collect();
+    let processes = ResolvedNode::with_pods().resolve(1, &pids);
+    assert!(processes.keys().eq(&pids));
+    assert_eq!(processes.last_key_value().unwrap().1.owner, Owner::Unknown(UnknownOwner::NotResolved));
+}
+
 #[test]
 fn a_number_given_out_again_is_another_process() {
     let mut lab = ResolvedNode::with_pods();
