@@ -183,19 +183,14 @@ impl DeviceLedger {
         }
     }
 
-    /// Removes the accounts whose holding has ended long ago.
+    /// Begins to count the scrapes of final counters, and removes the accounts whose holding has ended long ago.
     pub fn forget(&mut self, now: Monotonic, retention: Retention) {
-        let gap_seconds = &mut self.gap_seconds;
-        self.accounts.retain(|key, holder| {
-            if holder.is_final() {
-                holder.final_since_scrape.get_or_insert(retention.scrapes);
-            }
-            let is_over = holder.ended().is_some_and(|ended| retention.is_over(now, ended));
-            if is_over {
-                gap_seconds.remove_account(key);
-            }
-            !is_over
-        });
+        for holder in self.accounts.values_mut().filter(|holder| holder.is_final()) {
+            holder.final_since_scrape.get_or_insert(retention.scrapes);
+        }
+        let is_over = |holder: &HolderAccount| holder.ended().is_some_and(|ended| retention.is_over(now, ended));
+        let over = self.accounts.extract_if(.., |_, holder| is_over(holder));
+        over.for_each(|(key, _)| self.gap_seconds.remove_account(&key));
     }
 
     pub fn remove_account(&mut self, key: &HoldingKey) {

@@ -110,8 +110,8 @@ impl DeviceLedger {
         for RunningProcess { holder, .. } in running {
             match holder {
                 Ok(key) => {
-                    let holder = self.accounts.get_mut(key);
-                    holder.into_iter().for_each(|holder| *holder.account.processes.get_or_insert(0) += 1);
+                    let count = self.accounts.get_mut(key).and_then(|holder| holder.account.processes.as_mut());
+                    count.into_iter().for_each(|count| *count += 1);
                 }
                 Err(reason) => *counts.entry(*reason).or_default() += 1,
             }
