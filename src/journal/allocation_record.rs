@@ -1,5 +1,6 @@
 //! A holding in the journal, in the API and in `podmeter usage`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,9 @@ use crate::domain::model::HoldingCounters;
 pub struct AllocationRecord {
     /// The ID, which increases with the beginning; the same in all versions of a record.
     pub id: u64,
+    /// The ID that it had before it continued an earlier agent's record, and under which it may be on disk until it is written.
+    #[serde(skip)]
+    pub replaces: Option<u64>,
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
     pub container: Arc<str>,
@@ -104,6 +108,11 @@ pub struct HealthEvent {
 impl AllocationRecord {
     pub fn is_open(&self) -> bool {
         self.ended.is_none()
+    }
+
+    /// Whether these records have a version of it.
+    pub fn is_in(&self, records: &BTreeMap<u64, Self>) -> bool {
+        records.contains_key(&self.id) || records.values().any(|record| record.replaces == Some(self.id))
     }
 
     /// The end, or the time of the last update.

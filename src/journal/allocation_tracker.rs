@@ -52,7 +52,7 @@ struct LastAccount {
 
 /// A holding that continues, or whose account is not removed yet. The record's counters and XIDs are `carried` +
 /// (account − `base`).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Tracked {
     record: AllocationRecord,
     /// The counters of the account at the beginning of this holding.
@@ -61,7 +61,6 @@ struct Tracked {
     /// The counters of an earlier agent's record that this one continues, without those of time that both observed.
     carried: HoldingCounters,
     carried_xids: Vec<Xid>,
-    continues_earlier: bool,
     since: Monotonic,
     ended: Option<Monotonic>,
     /// The counters that were passed to `waiting` as final.
@@ -102,7 +101,7 @@ impl AllocationTracker {
         self.last_id = self.last_id.max(last_id);
         // A record in memory is always newer.
         let live = self.live();
-        for record in open.into_iter().filter(|record| !live.contains_key(&record.id)) {
+        for record in open.into_iter().filter(|record| !record.is_in(&live)) {
             self.orphans.entry(recording::record_key(&record)).or_default().push(record);
         }
         for (key, tracked) in &mut self.tracked {
@@ -148,10 +147,7 @@ impl AllocationTracker {
         let key = recording::account_key(account);
         let counters = account.counters;
         let now = LastAccount { created: account.created, counters, seen: self.observations };
-        let last = match self.last_accounts.get_mut(&key) {
-            Some(last) => Some(std::mem::replace(last, now)),
-            None => self.last_accounts.insert(key.clone(), now),
-        };
+        let last = self.last_accounts.insert(key.clone(), now);
         // Another account starts at zero; after the clock was set back it may be of the same second.
         let last = last.filter(|last| last.created == account.created && !counters.fell_since(last.counters));
         let is_held = account.holding.is_some();
@@ -202,12 +198,8 @@ impl AllocationTracker {
             record: recording::record(account, snapshot, began, self.next_id(snapshot.at)),
             base: last.map_or_else(HoldingCounters::default, |last| last.counters),
             base_xids: if first { vec![] } else { recording::xids(account, snapshot) },
-            carried: HoldingCounters::default(),
-            carried_xids: vec![],
-            continues_earlier: false,
             since: snapshot.at.monotonic,
-            ended: None,
-            final_counters: None,
+            ..Tracked::default()
         };
         tracked.update(account, snapshot);
         tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
@@ -345,7 +337,7 @@ impl Tracked {
     /// Whether this holding may continue the record; one with a pod UID waits until the UID of this pod is known.
     fn may_continue(&self, old: &AllocationRecord) -> bool {
         let same_pod = old.pod_uid.is_none() || old.pod_uid == self.record.pod_uid;
-        same_pod && !self.continues_earlier && old.is_open()
+        same_pod && self.record.replaces.is_none() && old.is_open()
     }
 
     fn continue_one_of(
@@ -374,7 +366,7 @@ impl Tracked {
         self.record.counters = self.carried.plus(self.record.counters);
         self.record.unseen_seconds = old.unseen_seconds + (self.record.began - old.seen).max(0.0);
         self.record.agent_restarts = old.agent_restarts + 1;
-        self.record.id = old.id;
+        self.record.replaces = Some(std::mem::replace(&mut self.record.id, old.id));
         // The agent whose lock was replaced may have begun first.
         self.record.began = old.began.min(self.record.began);
         self.record.pod_uid = self.record.pod_uid.take().or_else(|| old.pod_uid.clone());
@@ -385,7 +377,6 @@ impl Tracked {
             recording::add_health_event(&mut self.record, event);
         }
         self.carried_xids = old.xids;
-        self.continues_earlier = true;
     }
 }
 

@@ -113,7 +113,7 @@ impl Query {
     ) -> AllocationsResponse {
         // More records may be stored after the last one of a full page.
         let end = stored.last().filter(|_| stored.len() >= self.limit).map(|last| last.id);
-        stored.retain(|record| !newer.contains_key(&record.id));
+        stored.retain(|record| !record.is_in(&newer));
         let is_here = |record: &AllocationRecord| self.after < record.id && end.is_none_or(|end| record.id <= end);
         stored.extend(newer.into_values().filter(|record| is_here(record) && self.wants(record)));
         stored.sort_by_key(|record| record.id);

@@ -118,6 +118,9 @@ impl Store {
                      VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
                 )?;
                 for record in batch {
+                    if let Some(replaced) = record.replaces {
+                        transaction.execute("DELETE FROM holding WHERE id = ?1", [key(replaced)])?;
+                    }
                     let text = serde_json::to_string(record).expect("a record is strings and numbers");
                     let (namespace, pod) = (&*record.namespace, &*record.pod);
                     insert.execute(params![key(record.id), namespace, pod, record.began, record.ended, text])?;

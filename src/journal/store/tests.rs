@@ -35,9 +35,11 @@ fn records_are_read_again_and_later_versions_replace_earlier_ones() {
     store.write(&[record(1, None), record(2, None)]).unwrap();
     store.write(&[record(1, Some(7.5))]).unwrap();
     drop(store);
-    let store = Store::open(&file, BOUNDS).unwrap();
+    let mut store = Store::open(&file, BOUNDS).unwrap();
     assert_eq!(all(&store), [record(1, Some(7.5)), record(2, None)]);
     assert_eq!(store.open_records().unwrap().1, 2);
+    store.write(&[AllocationRecord { replaces: Some(2), ..record(1, Some(8.0)) }]).unwrap();
+    assert_eq!(all(&store), [record(1, Some(8.0))]);
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
 }

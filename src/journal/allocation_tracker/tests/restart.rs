@@ -72,6 +72,24 @@ fn another_pod_of_the_name_is_another_holding_also_with_a_late_uid() {
 }
 
 #[test]
+fn a_holding_whose_pod_uid_comes_after_it_was_written_is_not_recorded_twice() {
+    let (mut node, mut tracker, mut disk) = (second_agent(), AllocationTracker::default(), first_life(Some("u1")));
+    tracker.load(open(&disk), 0, node.now());
+    node.hold("a");
+    tracker.observe(&node.snapshot());
+    write(&mut disk, &mut tracker);
+    assert_eq!(disk.len(), 2, "it may be another pod");
+    node.uids.insert("a".into(), "u1".into());
+    node.pass(20);
+    tracker.observe(&node.snapshot());
+    let unwritten = open(&disk);
+    tracker.load(unwritten, 0, node.now());
+    write(&mut disk, &mut tracker);
+    let held: Vec<_> = disk.values().map(|record| record.counters.held_seconds).collect();
+    assert_eq!(held, [Some(60.0)]);
+}
+
+#[test]
 fn a_pod_that_is_replaced_under_its_name_ends() {
     let (mut node, mut tracker, mut disk) = (TrackedNode::new(BIRTH), loaded(), BTreeMap::new());
     let of = |uid: &str| test_data::main_of("a").with_uid(Some(uid.into()));

@@ -131,6 +131,7 @@ pub fn loaded() -> AllocationTracker {
 pub fn write(disk: &mut BTreeMap<u64, AllocationRecord>, tracker: &mut AllocationTracker) {
     let records = tracker.to_write();
     tracker.written(&records);
+    disk.retain(|id, _| records.iter().all(|record| record.replaces != Some(*id)));
     disk.extend(records.into_iter().map(|record| (record.id, record)));
 }
 
