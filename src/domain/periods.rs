@@ -19,7 +19,7 @@ pub const CONDITION_REWRITTEN: Duration = Duration::from_secs(10);
 /// The time after which a condition that was not rewritten is unknown: a few writes may be late.
 pub const CONDITION_VALIDITY: Duration = Duration::from_secs(60);
 /// How long the counters of a holding may grow after its end: its last seconds come with the next readings, or as uncovered time.
-/// The energy of a gap comes later, with the end of the gap, and is added as long as the account exists.
+/// Only energy of a gap may come later, as `DeviceTotals` describes; it is added as long as the account exists.
 pub const COUNTERS_FINAL: Duration = Duration::from_secs(60);
 
 /// Readings that are later than this make the time of their GPU uncovered.

@@ -32,7 +32,7 @@ pub struct AllocationTracker {
     orphans: Orphans,
     /// Since when the settled answers of the kubelet list no pod.
     lists_none_since: Option<Monotonic>,
-    /// The records that are not on disk yet, by ID.
+    /// The records of which the disk has no version, or may have an older one, by ID.
     waiting: BTreeMap<u64, AllocationRecord>,
     /// Whether the records of the last agent have been read.
     loaded: bool,
@@ -55,7 +55,8 @@ struct LastAccount {
 #[derive(Clone, Debug, Default)]
 struct Tracked {
     record: AllocationRecord,
-    /// The counters of the account at the beginning of this holding.
+    /// The counters of the account in the last snapshot before this holding: they lack at most the time since the last reading, which
+    /// this holding then has.
     base: HoldingCounters,
     base_xids: Vec<Xid>,
     /// The counters of an earlier agent's record that this one continues, without those of time that both observed.
@@ -180,7 +181,8 @@ impl AllocationTracker {
         urgent
     }
 
-    /// Ends the tracked holding, as another holding or account follows under the key: it has all of its counters.
+    /// Ends the tracked holding, as another holding or account follows under the key. What it has used since the last reading is in
+    /// the next holding's counters if the account stays the same: the ledger counts by account.
     fn finish(&mut self, key: &HoldingKey, now: Moment) {
         if let Some(mut tracked) = self.tracked.remove(key) {
             if tracked.ended.is_none() {
@@ -287,8 +289,8 @@ impl AllocationTracker {
     }
 
     fn keep_within_limit(&mut self) {
-        let ended = self.waiting.iter().filter(|(_, record)| !record.is_open()).map(|(id, _)| *id);
-        let ended: Vec<u64> = ended.collect();
+        let ended = self.waiting.values().filter(|record| !record.is_open());
+        let ended: Vec<u64> = ended.map(|record| record.id).collect();
         let surplus = ended.len().saturating_sub(WAITING_LIMIT);
         for id in &ended[..surplus] {
             self.waiting.remove(id);

@@ -14,7 +14,7 @@ use crate::terminal::{aligned, harmless};
 const HOUR: f64 = 3600.0;
 const KILOWATT_HOUR: f64 = 3.6e6;
 
-/// The titles of the columns with hours: GPU + borrowed = busy + idle + unknown.
+/// The titles of the columns with hours. As in `HoldingCounters`, GPU + borrowed = busy + idle + unknown where the fraction is known.
 const TITLES: [&str; 6] = ["HELD HOURS", "GPU HOURS", "BUSY HOURS", "BORROWED", "IDLE HOURS", "UNKNOWN"];
 
 /// The sums as a table, in hours and kilowatt-hours.

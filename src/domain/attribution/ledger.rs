@@ -2,8 +2,8 @@
 //! processes. Out: an account for each holder and device, unattributed use, violations. Does not use the sources of its
 //! inputs. `docs/attribution.md` has its law.
 //!
-//! `DeviceTotals` has what the totals of readings promise: read it first. `holders::HoldersState` describes where holdings come from, and
-//! `OwnersState` the owners of processes.
+//! `DeviceTotals` (`model/reading.rs`) has what the totals of readings promise: read it first. `holders::HoldersState` describes where
+//! holdings come from, and `OwnersState` the owners of processes.
 //!
 //! | step | input | output | module |
 //! |---|---|---|---|

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// The counters of one holding, or their increases in a time. Unknown ones are absent.
 ///
-/// GPU time is time held times the fraction held: allocated + borrowed = busy + idle + uncovered. Of time in which the fraction
-/// is unknown only held, busy and energy are counted.
+/// GPU time is time held times the fraction held. Where that is known, allocated + borrowed = busy + idle + uncovered. Of other time
+/// only held, busy and energy are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HoldingCounters {
     /// The time held by the clock, whatever the fraction. All other seconds are GPU time.

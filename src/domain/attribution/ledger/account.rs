@@ -13,7 +13,7 @@ use crate::domain::model::{Account, Holding, HoldingCounters, Moment, Monotonic,
 /// |---|---|---|---|
 /// | held | `Some` | earlier terms since the clock last moved | when no observation has the holding |
 /// | ended | `None` | time up to the end | when the clock has passed it: with a reading, or without one when readings are late (`skip_late`) |
-/// | final | `None` | empty | when the retention is over: the account is removed |
+/// | final, except energy of a gap that is read later | `None` | empty | when the retention is over: the account is removed |
 #[derive(Debug, Default)]
 pub struct HolderAccount {
     pub account: Account,
@@ -21,7 +21,7 @@ pub struct HolderAccount {
     open: Option<(Monotonic, HoldingTerms)>,
     /// Ended holdings, and those whose terms have changed, since the device clock last moved.
     closed: Vec<Span>,
-    /// `Retention::scrapes` when the final counters were first published.
+    /// `Retention::scrapes` when the final counters were first published, since the last change by energy of a gap.
     pub final_since_scrape: Option<u64>,
     /// The number of the last observation in which it was held.
     pub seen: u64,

@@ -218,6 +218,7 @@ impl DeviceLedger {
 
     fn add_gap_energy(&mut self, joules: f64, audit: &mut Audit) {
         let parts = self.gap_seconds.divide(joules, self.idle_power.watts());
+        // They add up as they are made; this finds a part that is negative or no number.
         audit.check(DividedQuantity::Energy, joules, parts.iter().map(|(_, joules)| *joules));
         for (holder, joules) in parts {
             match holder {

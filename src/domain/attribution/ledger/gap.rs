@@ -46,8 +46,7 @@ impl GapSeconds {
         let idle_watts = idle_watts.unwrap_or(0.0).min(watts);
         let unheld = self.seconds - self.holders.values().sum::<f64>() - self.removed_seconds;
         let unheld = if unheld > ROUNDING * self.seconds { unheld } else { 0.0 };
-        let holders = self.holders.iter().map(|(key, seconds)| (Ok(key), seconds * watts));
-        let mut parts: Vec<_> = holders.collect();
+        let mut parts: Vec<_> = self.holders.iter().map(|(key, seconds)| (Ok(key), seconds * watts)).collect();
         parts.extend([(Err(Idle), unheld * idle_watts), (Err(Unknown), unheld * (watts - idle_watts))]);
         if self.removed_seconds > 0.0 {
             parts.push((Err(Ended), self.removed_seconds * watts));

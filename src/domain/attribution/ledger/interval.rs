@@ -51,7 +51,7 @@ enum AccountedTime {
 pub struct Gap {
     pub from: Monotonic,
     pub to: Monotonic,
-    /// Whether it is not the rest of a gap that was accounted while readings were late.
+    /// Whether a gap begins here. False: it continues one of which a part was accounted while readings were late.
     pub begins: bool,
 }
 

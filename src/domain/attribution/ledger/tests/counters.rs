@@ -92,7 +92,7 @@ fn a_release_of_the_driver_is_not_idle_time() {
 }
 
 #[test]
-fn energy_of_a_gap_reported_later_is_that_of_its_holders_and_not_of_the_time_after_it() {
+fn energy_of_a_gap_reported_later_is_divided_among_its_holders() {
     let mut case = OneDeviceLedger::held(Some(0.0));
     case.relate(15_000, exclusive(&["b"]));
     case.end_gap(45_000, 0.0);
