@@ -84,6 +84,7 @@ fn a_holding_whose_pod_uid_comes_after_it_was_written_is_not_recorded_twice() {
     tracker.observe(&node.snapshot());
     let unwritten = open(&disk);
     tracker.load(unwritten, 0, node.now());
+    tracker.observe(&node.snapshot());
     write(&mut disk, &mut tracker);
     let held: Vec<_> = disk.values().map(|record| record.counters.held_seconds).collect();
     assert_eq!(held, [Some(60.0)]);
