@@ -260,7 +260,8 @@ impl Slots {
     }
 
     /// Updates the count of each device that is allocatable; one that is not (unhealthy, or its plugin is restarting)
-    /// keeps its count. While the kubelet's answers are not `settled` its list may be partial, and a count only grows.
+    /// keeps its count. While the kubelet's answers are not `settled` its list may be partial, and a count only grows. So it is
+    /// while a device is held under another name and no free slot of it is listed: free ones may be unhealthy until that ends.
     pub fn update_counts(
         &mut self,
         allocations: &Allocations,
@@ -272,11 +273,16 @@ impl Slots {
         let held = slots_by_device(held, inventory);
         let listed = slots_by_device(allocatable.devices.values().flatten(), inventory);
         self.shared = held.keys().chain(listed.keys()).cloned().collect();
+        let claims = allocations.containers().flat_map(|container| &container.claims);
+        let claims =
+            claims.filter(|claim| !claim.is_observer()).filter_map(|claim| resolve_claim(claim, inventory).ok());
+        let claimed: BTreeSet<DeviceRef> = claims.flat_map(|(devices, _)| devices).collect();
         for (device, listed) in listed {
-            let held = held.get(&device).into_iter().flatten();
-            let known = held.chain(&listed).collect::<BTreeSet<_>>().len();
+            let held = held.get(&device).into_iter().flatten().copied().collect::<BTreeSet<_>>();
+            let is_held_elsewhere = held.difference(&listed).next().is_some() || claimed.contains(&device);
+            let is_partial = !settled || (is_held_elsewhere && listed.is_subset(&held));
             let count = self.counts.entry(device).or_default();
-            *count = if settled { listed.len() } else { known.max(*count) };
+            *count = if is_partial { held.union(&listed).count().max(*count) } else { listed.len() };
         }
     }
 

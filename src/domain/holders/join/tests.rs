@@ -144,6 +144,26 @@ fn a_holder_of_a_slot_that_is_no_longer_offered_holds_one_of_those_offered() {
     assert_eq!(held(&holdings), ["p GPU-a time_slicing 0.2500"]);
 }
 
+/// The offer of eight slots is replaced by one of four, and no free slot is healthy until the holder of the seventh ends.
+#[test]
+fn a_device_keeps_its_count_while_only_its_held_slots_are_healthy() {
+    let slot = |name, slot| pod(container(name, &[("nvidia.com/gpu", &format!("{A}::{slot}"))], &[]));
+    let claim = pod(container("claim", &[], &[("gpu.nvidia.com", "gpu-1")]));
+    let listed = allocatable("nvidia.com/gpu", &[&format!("{A}::1")]);
+    for other in [slot("p", 6), claim] {
+        let holders = allocations([slot("q", 1), other]);
+        let mut known = Slots::default();
+        known.update_counts(&holders, &slots_of_a(8), &inventory(), true);
+        known.update_counts(&holders, &listed, &inventory(), true);
+        let holdings = join(&holders, &listed, &inventory(), &known);
+        assert!(
+            held(&holdings).iter().any(|line| line.starts_with("q GPU-a time_slicing 0.1")),
+            "{:?}",
+            held(&holdings)
+        );
+    }
+}
+
 #[test]
 fn holders_together_have_at_most_the_whole_gpu() {
     let offered = allocatable("nvidia.com/gpu", &[&format!("{A}::0"), &format!("{A}::1")]);
