@@ -165,13 +165,10 @@ pub fn allocatable(answer: v1::AllocatableResourcesResponse) -> Allocatable {
 
 pub fn convert_pod(pod: v1::PodResources) -> Pod {
     let reference = PodRef::new(&pod.namespace, &pod.name);
-    Pod {
-        containers: pod.containers.into_iter().map(|container| convert_container(&reference, container)).collect(),
-        reference,
-        uid: None,
-        exclusive_cpus: cpus(&pod.cpu_ids),
-        memory: memory(pod.memory),
-    }
+    let containers = pod.containers.into_iter().map(|container| convert_container(&reference, container));
+    let mut containers: Vec<_> = containers.collect();
+    containers.sort_by(|a, b| a.reference.cmp(&b.reference));
+    Pod { containers, reference, uid: None, exclusive_cpus: cpus(&pod.cpu_ids), memory: memory(pod.memory) }
 }
 
 fn convert_container(pod: &PodRef, container: v1::ContainerResources) -> Container {
@@ -280,6 +277,14 @@ mod tests {
             ..v1::PodResources::default()
         };
         allocations(v1::ListPodResourcesResponse { pod_resources: vec![pod] })
+    }
+
+    #[test]
+    fn the_containers_of_a_pod_are_sorted() {
+        let named = |name: &str| v1::ContainerResources { name: name.to_owned(), ..v1::ContainerResources::default() };
+        let containers = vec![named("b"), named("a")];
+        let pod = convert_pod(v1::PodResources { containers, ..v1::PodResources::default() });
+        assert!(pod.containers.is_sorted_by_key(|container| &container.reference));
     }
 
     #[test]
