@@ -151,6 +151,7 @@ impl CallSchedule {
 
     /// `has_allocatable`: the kubelet has `GetAllocatableResources`.
     pub fn refreshed(&mut self, has_allocatable: bool, now: Monotonic) {
+        self.allocatable.due.take_if(|_| !has_allocatable);
         if has_allocatable && self.allocatable.due.is_none() {
             self.request_allocatable(ALLOCATABLE_INTERVAL);
         }
@@ -208,6 +209,15 @@ mod tests {
         schedule.retry = Some(pause);
         let (wait, call) = schedule.next(interval, pending, now);
         assert!(wait == pause && matches!(call, NextCall::Refresh(Some(Trigger::Timer))), "{call:?} after {wait:?}");
+    }
+
+    #[test]
+    fn a_method_that_the_kubelet_lacks_is_not_called_after_a_change_of_the_checkpoint() {
+        let now = Monotonic::from_secs(100);
+        let mut schedule = CallSchedule::new(now);
+        schedule.triggered(Trigger::Checkpoint, now);
+        schedule.refreshed(false, now);
+        assert_eq!(schedule.allocatable.due, None);
     }
 
     #[test]
