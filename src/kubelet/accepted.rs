@@ -13,7 +13,7 @@
 //! | a pod no longer listed | removed: its UID is not used for the next pod of the name | `UID_NOT_REUSED` | the checkpoint and the log directories still have it |
 //! | all pods | fresh, after each connection | the first answer | the answer may be of a kubelet that has just started: it lists nothing, then some of its pods, then all |
 //! | | waiting: what an answer lists is accepted at once, unless the Pods API has it as ended; nothing is removed, no pod is unconfirmed | the answer stays the same for `SETTLE`, or `SETTLE_EMPTY`; or `SETTLE_AT_LAST` | |
-//! | | waiting without a limit | the answer has pods of the API server, or nothing shows that accepted ones are left | until the kubelet reaches the API server, it lists only pods of manifests, while the others run on |
+//! | | waiting for up to `LONGEST_WITHOUT_API_PODS`; pods of manifests are removed as after an answer that has settled | the answer has pods of the API server, or nothing shows that accepted ones are left | until the kubelet reaches the API server, it lists only pods of manifests, while the others run on |
 //! | | settled: each answer is whole | the connection is lost or reopened | |
 //!
 //! | source of a UID | trusted | because |
@@ -57,6 +57,9 @@ const SETTLE_EMPTY: Duration = LISTS_NONE_AT_START;
 /// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its
 /// pods.
 const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
+/// Holders are kept for so long while the API server seems not to be reached. It is limited: a holder may have ended while the kubelet
+/// was down, and its log directory stays as long as its Pod object, which without the Pods API shows no end.
+const LONGEST_WITHOUT_API_PODS: Duration = Duration::from_hours(24);
 
 pub(super) struct AcceptedAllocations {
     pub settle: Settle,
@@ -66,8 +69,8 @@ pub(super) struct AcceptedAllocations {
     sources: PodSources,
     /// The last answer, unchanged.
     answer: Allocations,
-    /// Whether it lacks the pods of the API server; logged as it begins.
-    lacked_api_pods: bool,
+    /// Since when it lacks the pods of the API server; logged as it begins.
+    lacks_api_pods_since: Option<Monotonic>,
     /// With which the kubelet ends the name of a pod from a manifest, if `node_name` is the node's: for pods without a UID.
     manifest_suffix: String,
 }
@@ -81,7 +84,7 @@ impl AcceptedAllocations {
             claim_files: ClaimFiles::new(settings.claim_directories.clone()),
             sources,
             answer: Allocations::default(),
-            lacked_api_pods: false,
+            lacks_api_pods_since: None,
             manifest_suffix: format!("-{}", settings.node_name.to_lowercase()),
         }
     }
@@ -125,14 +128,18 @@ impl AcceptedAllocations {
         let accepted = self.settle.accepted.as_deref();
         self.pods.track(now, &mut answer, accepted, (self.settle.is_settled(), is_new), &sources);
         let lacks_api_pods = !self.settle.is_settled() && self.lacks_api_pods(&answer, &sources);
-        if !std::mem::replace(&mut self.lacked_api_pods, lacks_api_pods) && lacks_api_pods {
-            tracing::info!("the kubelet has no pods of the API server yet: the holders stay until it has");
+        if lacks_api_pods && self.lacks_api_pods_since.is_none() {
+            tracing::info!(
+                "the kubelet has no pods of the API server yet: the holders stay until it has, or for a day"
+            );
         }
-        self.settle.observe(now, answer, lacks_api_pods)
+        let since = self.lacks_api_pods_since.filter(|_| lacks_api_pods).unwrap_or(now);
+        self.lacks_api_pods_since = lacks_api_pods.then_some(since);
+        self.settle.observe(now, answer, lacks_api_pods && now.since(since) < LONGEST_WITHOUT_API_PODS)
     }
 
-    /// Whether the kubelet has no pods of the API server yet: `answer` has none, and an accepted one is left. Of a removed pod the
-    /// log directory goes, but devices may stay in the checkpoint: that counts only where log directories are not read.
+    /// Whether the kubelet has no pods of the API server yet: `answer` has none, and an accepted one is left. Of a removed Pod
+    /// object the log directory goes, but devices may stay in the checkpoint: that counts only where log directories are not read.
     fn lacks_api_pods(&self, answer: &Allocations, sources: &OtherSources<'_>) -> bool {
         let has_suffix = |pod: &Pod| pod.reference.pod.ends_with(&self.manifest_suffix);
         let is_of_manifest = |pod: &Pod| pod.uid.as_ref().map_or_else(|| has_suffix(pod), PodUid::is_of_manifest);
@@ -153,11 +160,8 @@ impl AcceptedAllocations {
         }
         let has_ended = |pod: &&Pod| {
             let of = |directory: &'_ PodDirectory| Some(directory.identity(pod.uid.as_ref()?)?.terminal);
-            match (of(before), of(now)) {
-                (was_terminal, Some(true)) => was_terminal != Some(true),
-                (was_known, None) => was_known.is_some(),
-                (_, Some(false)) => false,
-            }
+            let is_terminal = of(now);
+            is_terminal != Some(false) && is_terminal != of(before)
         };
         self.holders().filter(has_ended).map(|pod| pod.reference.clone()).collect()
     }

@@ -35,9 +35,10 @@ enum UidSource {
 ///   that is rejected then may be listed for some seconds with the devices of its first containers.
 /// - The checkpoint is written when a container has all its devices, before the container starts. Entries of a removed pod stay in
 ///   the file until the next allocation.
-/// - The Pods API has a pod after its admission, or as failed.
+/// - The Pods API has a pod after its admission, or as failed. Until the API server has answered, it refuses (FailedPrecondition).
 /// - A pod that ends is listed until its containers have ended, except one from a manifest and one that was deleted by force: their
 ///   devices are given to others while their containers still run. Up to 1.33 a pod that has ended stays listed without devices.
+/// - A log directory stays as long as the Pod object, also after the pod has ended.
 /// - Init containers are not listed: while one runs, its devices are listed under the container that will have them next.
 /// - After a restart `List` has no pod until the container runtime runs, then those of manifests, and the others once the API server
 ///   has answered. Until then the checkpoint and the log directories of all pods stay.

@@ -100,6 +100,8 @@ async fn a_restarted_kubelet_that_cannot_reach_the_api_server_ends_no_holder() {
     let (manifests, elsewhere) = ("proxy-node=", "proxy-gpu-1=");
     for (what, logs, answers, is_held) in [
         ("for an hour", logged(&["trainer"]), &[(100, manifests), (3700, manifests)][..], true),
+        ("for a day", logged(&["trainer"]), &[(100, manifests), (86_499, manifests)], true),
+        ("for longer", logged(&["trainer"]), &[(100, manifests), (86_499, manifests), (86_530, manifests)], false),
         ("of another name", logged(&["trainer", "proxy-gpu-1"]), &[(100, elsewhere), (200, elsewhere)], true),
         ("without log directories", unread(), &[(100, manifests), (3700, manifests)], true),
         ("it lists nothing", unread(), &[(100, ""), (200, "")], true),
