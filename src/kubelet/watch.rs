@@ -280,7 +280,6 @@ impl KubeletWatch {
             Err(error) => {
                 self.state.collector.success = false;
                 self.state.truncated = matches!(error, CallError::TooLarge { .. });
-                self.state.settled &= !error.lost_connection();
                 let problem = error.to_string();
                 if self.state.problem.as_deref() != Some(&problem) {
                     tracing::warn!(code = error.into_str(), "{problem}");
