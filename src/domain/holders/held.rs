@@ -102,7 +102,7 @@ impl HeldHardware {
         self.parts.contains_key(gpu)
     }
 
-    /// Whether a container holds a GPU or MIG device under this name.
+    /// Whether the ID is held, also that of a device that is no GPU and one that only the kubelet's checkpoint has.
     pub fn contains_id(&self, resource: &ResourceName, id: &DeviceId) -> bool {
         self.ids.contains_key(&(resource.clone(), id.clone()))
     }
