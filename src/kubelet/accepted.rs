@@ -222,15 +222,13 @@ impl Settle {
             let of_manifest = pod.uid.as_ref().is_some_and(PodUid::is_of_manifest);
             lacks_api_pods && of_manifest && is_repeated(answer_since) && answer.pod(&pod.reference).is_none()
         };
-        let accepted = match (&self.accepted, settled) {
-            (Some(accepted), true) if **accepted == answer => Arc::clone(accepted),
-            (Some(accepted), false) => {
-                let mut merged = merge(accepted, &answer);
-                merged.pods.retain(|pod| !is_removed(pod));
-                if **accepted == merged { Arc::clone(accepted) } else { Arc::new(merged) }
-            }
-            _ => Arc::new(answer.clone()),
-        };
+        let mut result = answer.clone();
+        if let Some(accepted) = self.accepted.as_deref().filter(|_| !settled) {
+            result = merge(accepted, &answer);
+            result.pods.retain(|pod| !is_removed(pod));
+        }
+        let unchanged = self.accepted.take().filter(|accepted| **accepted == result);
+        let accepted = unchanged.unwrap_or_else(|| Arc::new(result));
         self.state = match first_answer {
             Some(first_answer) if !settled => SettleState::Waiting { first_answer, answer, answer_since },
             _ => SettleState::Settled,

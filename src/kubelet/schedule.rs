@@ -135,11 +135,6 @@ impl CallSchedule {
         self.granted_due = Some(now + GRANT_LISTED);
     }
 
-    /// The kubelet's allocatable devices may have changed.
-    pub fn allocatable_changed(&mut self) {
-        self.request_allocatable(Duration::ZERO);
-    }
-
     /// A call begins, which consumes its part of the budget.
     pub fn call_began(&mut self, now: Monotonic) {
         self.budget.consume(now);
@@ -187,7 +182,7 @@ impl CallSchedule {
 
     /// Allocatable devices are queried no sooner than `pause` after their last query, and at once if there was none. Of
     /// several requests the earliest counts.
-    fn request_allocatable(&mut self, pause: Duration) {
+    pub fn request_allocatable(&mut self, pause: Duration) {
         let due = self.allocatable.queried_at.map_or(self.refreshed_at, |at| at + pause);
         self.allocatable.due = Some(self.allocatable.due.map_or(due, |already| already.min(due)));
     }

@@ -98,7 +98,7 @@ async fn run(
         tokio::select! {
             trigger = events.next() => watch.apply_trigger(trigger),
             () = allocated.notified() => watch.schedule.allocation_granted(clock.now().monotonic),
-            () = refresh_allocatable.notified() => watch.schedule.allocatable_changed(),
+            () = refresh_allocatable.notified() => watch.schedule.request_allocatable(Duration::ZERO),
             () = changed(&mut pods.directory) => {
                 let directory = Arc::clone(&pods.directory.borrow_and_update());
                 watch.pods_changed(directory).await;

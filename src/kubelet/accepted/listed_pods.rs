@@ -122,8 +122,7 @@ impl ListedPods {
             is_accepted
         });
         let missing = before.into_iter().filter_map(|(pod, tracked)| {
-            let version = sources.checkpoint.version;
-            let tracked = if is_whole { tracked.after_its_end(now, version) } else { tracked };
+            let tracked = if is_whole { tracked.after_its_end(now, sources.checkpoint.version) } else { tracked };
             (tracked.identity.is_some() || tracked.removed.is_some()).then_some((pod, tracked))
         });
         self.pods.extend(missing);
@@ -197,7 +196,8 @@ impl TrackedPod {
         sources: &OtherSources<'_>,
     ) -> bool {
         let waiting = self.unconfirmed.take();
-        if !pod.has_devices() || accepted.is_some_and(|accepted| holds_in(accepted, pod)) {
+        let before = accepted.and_then(|accepted| accepted.pod(&pod.reference)).filter(|before| before.has_devices());
+        if !pod.has_devices() || before.is_some_and(|before| may_be_same(before, pod)) {
             return true;
         }
         let waiting = waiting.filter(|waiting| may_be_same(&waiting.pod, pod));
@@ -295,10 +295,6 @@ fn has_ended(pod: &Pod, directory: &PodDirectory) -> Option<bool> {
         None => directory.pods.values().find(|identity| identity.pod == pod.reference && !identity.terminal)?,
     };
     Some(identity.terminal)
-}
-
-fn holds_in(accepted: &Allocations, pod: &Pod) -> bool {
-    accepted.pod(&pod.reference).is_some_and(|before| before.has_devices() && may_be_same(before, pod))
 }
 
 /// Whether two pods of one name may be the same: their UIDs are equal where both are known.
