@@ -12,7 +12,7 @@ use crate::domain::model::{
     ResourceName,
 };
 
-/// The held GPUs and MIG devices.
+/// The held GPUs and MIG devices, and the IDs under which devices are held, also those that are no GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldHardware {
     parts: BTreeMap<GpuUuid, Vec<HeldPart>>,

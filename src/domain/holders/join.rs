@@ -241,7 +241,7 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
 }
 
 /// How many slots each shared device has, as the kubelet last listed them as allocatable. It lists healthy devices only,
-/// so a device keeps its count while it is not listed.
+/// so a device keeps its count while it is not listed, or only its held slots are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slots {
     counts: BTreeMap<DeviceRef, usize>,
