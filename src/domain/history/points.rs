@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use strum::{EnumString, IntoStaticStr, VariantNames};
+
 /// The points in a ring: five minutes.
 pub const POINTS: usize = 300;
 pub const INTERVAL_SECONDS: u64 = 1;
@@ -11,12 +13,15 @@ pub const COLUMNS: usize = 60;
 /// A gap of up to this many seconds, more than between two snapshots, gets the last point, which was current so long.
 const BRIDGED: u64 = 10;
 
-/// A length of time up to now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+/// A length of time up to now. Its text is that of the page's query.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr, VariantNames)]
 pub enum Window {
+    #[strum(serialize = "1m")]
     Minute,
     #[default]
+    #[strum(serialize = "5m")]
     FiveMinutes,
+    #[strum(serialize = "30m")]
     HalfHour,
 }
 

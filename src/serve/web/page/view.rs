@@ -1,7 +1,10 @@
 //! What a reader chooses: the window of the charts, the filter, and the order and rows of the containers. It is the
 //! query of the URL, so that it works without JavaScript and links keep it.
 
+use std::str::FromStr;
+
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use strum::{EnumString, IntoStaticStr, VariantNames};
 
 use super::filter::Filter;
 use crate::domain::history::Window;
@@ -18,7 +21,8 @@ pub struct View {
     pub from: usize,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "lowercase")]
 pub enum Sort {
     #[default]
     Idle,
@@ -35,8 +39,8 @@ impl View {
         let mut view = Self::default();
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             match name {
-                "window" => view.window = chosen(name, value, &WINDOWS)?,
-                "sort" => view.sort = chosen(name, value, &SORTS)?,
+                "window" => view.window = chosen(name, value)?,
+                "sort" => view.sort = chosen(name, value)?,
                 // Forms encode a space as `+`.
                 "filter" => {
                     view.filter = Filter::new(&percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy())?;
@@ -66,7 +70,7 @@ impl View {
 
     /// The query parameters of window and order.
     pub fn names(&self) -> [(&'static str, &'static str); 2] {
-        [("window", WINDOWS[self.window as usize].1), ("sort", SORTS[self.sort as usize].1)]
+        [("window", self.window.into()), ("sort", self.sort.into())]
     }
 
     pub fn link(&self) -> String {
@@ -82,18 +86,6 @@ impl View {
     }
 }
 
-/// The orders and their names in queries, in the order of their declaration.
-const SORTS: [(Sort, &str); 6] = [
-    (Sort::Idle, "idle"),
-    (Sort::Busy, "busy"),
-    (Sort::Memory, "memory"),
-    (Sort::Energy, "energy"),
-    (Sort::Held, "held"),
-    (Sort::Name, "name"),
-];
-/// The windows and their names in queries, in the order of their declaration.
-const WINDOWS: [(Window, &str); 3] = [(Window::Minute, "1m"), (Window::FiveMinutes, "5m"), (Window::HalfHour, "30m")];
-
 /// The name of the window on the page.
 pub(super) const fn window_words(window: Window) -> &'static str {
     match window {
@@ -103,11 +95,8 @@ pub(super) const fn window_words(window: Window) -> &'static str {
     }
 }
 
-fn chosen<T: Copy>(name: &str, value: &str, all: &[(T, &str)]) -> Result<T, String> {
-    all.iter().find(|(_, known)| *known == value).map(|(one, _)| *one).ok_or_else(|| {
-        let known: Vec<&str> = all.iter().map(|(_, known)| *known).collect();
-        format!("{name} must be one of {}", known.join(", "))
-    })
+fn chosen<T: FromStr + VariantNames>(name: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{name} must be one of {}", T::VARIANTS.join(", ")))
 }
 
 #[cfg(test)]
@@ -116,8 +105,9 @@ mod tests {
 
     #[test]
     fn a_link_leads_to_its_view() {
-        for (window, _) in WINDOWS {
-            for (number, (sort, _)) in SORTS.into_iter().enumerate() {
+        for window in Window::ALL {
+            for (number, sort) in Sort::VARIANTS.iter().enumerate() {
+                let sort = sort.parse().unwrap();
                 let filter = Filter::new(["", "namespace:ml&", "a b+c"][number % 3]).unwrap();
                 let view = View { window, sort, filter, from: number * ROWS };
                 assert_eq!(View::parse(view.link().split_once('?').unwrap().1), Ok(view));
