@@ -19,8 +19,8 @@ pub enum SupervisorMessage {
     /// This GPU's thread has dropped its reader and with it the session.
     ReaderDropped(GpuUuid),
     Opened(Box<Result<OpenedSession, Failure>>, Option<NodeDevices>),
-    /// The new list, or `None` for an unchanged layout; and the GPUs on the bus.
-    Inspected(Option<Box<Result<ListedGpus, Failure>>>, Option<NodeDevices>),
+    /// The new list, `None` for an unchanged layout, or why the layout is unknown; and the GPUs on the bus.
+    Inspected(Result<Option<Box<Result<ListedGpus, Failure>>>, CallProblem>, Option<NodeDevices>),
     Closed,
     Notice(Box<Notice>),
     /// The event thread with this number has released its session, and whether a panic ended it.

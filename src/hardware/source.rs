@@ -46,8 +46,8 @@ pub trait DriverSession: Send + Sync {
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure>;
 
     /// Whether the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory;
-    /// takes fewer calls than an inventory.
-    fn layout_changed(&self) -> bool;
+    /// takes fewer calls than an inventory. Without a number of GPUs, that is unknown and an error.
+    fn layout_changed(&self) -> Result<bool, CallProblem>;
 
     /// The expected GPUs, where they are not those on the node's PCI bus (in a simulation).
     fn node_devices(&self) -> Option<NodeDevices> {

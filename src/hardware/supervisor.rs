@@ -268,17 +268,19 @@ impl Supervisor {
                     Err(failure) => self.opening_failed(&failure, now),
                 }
             }
-            SupervisorMessage::Inspected(inventory, node_devices) => {
-                self.listed(inventory.as_ref().is_none_or(|listed| listed.is_ok()), moment);
+            SupervisorMessage::Inspected(inspection, node_devices) => {
+                self.count(inspection.as_ref().err().copied().as_slice());
+                let is_listed = |list: &Option<Box<Result<_, _>>>| list.as_ref().is_none_or(|list| list.is_ok());
+                self.listed(inspection.as_ref().is_ok_and(is_listed), moment);
                 self.driver_returned(now);
-                let has_changed = inventory.is_some() || node_devices != self.state.node_devices;
+                let has_changed = !matches!(inspection, Ok(None)) || node_devices != self.state.node_devices;
                 self.state.node_devices = node_devices;
                 self.is_publication_due |= has_changed || self.rounds.deadline().is_none();
-                match inventory {
-                    Some(inventory) => self.apply_changed_layout(*inventory, now),
+                match inspection {
+                    Ok(Some(list)) => self.apply_changed_layout(*list, now),
                     // The problem depends on the bus, too.
-                    None if self.is_open() => self.update_inventory_problem(),
-                    None => {}
+                    _ if self.is_open() => self.update_inventory_problem(),
+                    _ => {}
                 }
             }
             SupervisorMessage::Closed => {

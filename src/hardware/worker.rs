@@ -203,7 +203,7 @@ fn run_command(command: DriverCommand, driver: &mut dyn Driver, bus: &mut Bus, l
             SupervisorMessage::Opened(Box::new(opened), node_devices)
         }
         DriverCommand::Inspect(session) => {
-            let found = session.layout_changed().then(|| Box::new(list_gpus(&*session, bus)));
+            let found = session.layout_changed().map(|changed| changed.then(|| Box::new(list_gpus(&*session, bus))));
             SupervisorMessage::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
         }
         DriverCommand::Close(session) => {

@@ -740,6 +740,19 @@ fn a_layout_check_that_hangs_stops_no_reading() {
 }
 
 #[test]
+fn a_count_that_fails_is_a_failure_of_the_list_and_stops_no_reading() {
+    let fake = FakeNvml::start(machine(1));
+    let hardware = run(&fake, quick());
+    let before = wait(&hardware, "readings", |state| has_fast(state, 0) && state.collectors["inventory"].success);
+    fake.update(|state| state["fail"] = json!({"nvmlDeviceGetCount_v2": 999}));
+    let state = wait(&hardware, "the failure", |state| !state.collectors["inventory"].success);
+    assert!(state.errors["nvmlDeviceGetCount_v2"]["unknown"] >= 1 && has_fast(&state, 0));
+    fake.update(|state| state["fail"] = json!({}));
+    let state = wait(&hardware, "the list", |state| state.collectors["inventory"].success);
+    assert_eq!(state.sessions, before.sessions);
+}
+
+#[test]
 fn a_gpu_whose_call_hangs_is_not_queried_in_the_next_session() {
     let fake = FakeNvml::start(json!({"gpus": [{"hang": ["nvmlDeviceGetName"]}, {}]}));
     let mut driver = driver(&fake);
@@ -835,7 +848,7 @@ fn an_average_second_costs_few_calls() {
             cost(&mut || assert_eq!(reader.read(&[tier].into(), at(second)).status, PassStatus::Answers))
         };
         let (fast, medium, slow) = (tier(Tier::Fast, 2), tier(Tier::Medium, 3), tier(Tier::Slow, 4));
-        let layout = cost(&mut || assert!(!session.layout_changed()));
+        let layout = cost(&mut || assert!(!session.layout_changed().unwrap()));
         let average = fast + (medium + layout) / 10.0 + slow / 60.0;
         // A partitioned GPU: two more for each instance, to attribute each second.
         let most = if state["gpus"][0].get("mig").is_some() { 24.0 } else { 12.0 };

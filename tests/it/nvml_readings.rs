@@ -196,7 +196,7 @@ fn another_gpu_at_the_index_is_not_read_in_its_place() {
     session.inventory().unwrap();
     let swapped = json!([{"uuid": gpu(1).as_str(), "power_milliwatts": 200_000}, {"uuid": gpu(0).as_str()}]);
     fake.update(|state| state["gpus"] = swapped);
-    assert!(session.layout_changed(), "the driver's new order");
+    assert!(session.layout_changed().unwrap(), "the driver's new order");
     let failure = session.reader(&gpu(1)).err().unwrap();
     assert_eq!(failure.cause, FailureCause::OtherGpuAtIndex);
     assert_eq!(failure.problem.code, "other_gpu_at_index");

@@ -108,13 +108,13 @@ impl DriverSession for ScriptedSession {
         Ok(Box::new(ScriptedReader { script: self.0.clone(), gpu: gpu.clone(), last: None }))
     }
 
-    fn layout_changed(&self) -> bool {
+    fn layout_changed(&self) -> Result<bool, CallProblem> {
         let (acts, changed) = &*self.0.0;
         let mut acts = acts.lock();
         acts.is_inspecting = true;
         changed.wait_while(&mut acts, |acts| acts.inspection_hangs);
         acts.is_inspecting = false;
-        acts.layout_changed
+        Ok(acts.layout_changed)
     }
 
     fn node_devices(&self) -> Option<NodeDevices> {

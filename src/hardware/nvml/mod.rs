@@ -45,6 +45,8 @@ use super::source::{CallDurations, CallProblem, Driver, DriverSession, EventSour
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, GpuUuid, HardwareSource, Inventory};
 
+const IMPLAUSIBLE_COUNT: CallProblem = CallProblem { call: "nvmlDeviceGetCount_v2", code: "implausible" };
+
 /// NVML, searched for at each opening: drivers may be installed, removed or replaced while the agent runs.
 pub struct NvmlDriver {
     search: LibrarySearch,
@@ -54,7 +56,7 @@ pub struct NvmlDriver {
     /// Lists the GPUs. Like `event_queries`, it outlives a session, so that no session queries a GPU whose call hangs since
     /// an earlier one.
     list_queries: PerGpuQuery,
-    /// Registers the GPUs for events; separate, so that a registration under way makes no list incomplete.
+    /// Queries which GPUs to register for events; separate, so that such a query makes no list incomplete.
     event_queries: PerGpuQuery,
 }
 
@@ -130,8 +132,7 @@ impl DriverSession for NvmlSession {
         let count = inventory::count(&mut caller);
         let outcome = caller.finish();
         let Some(count) = count.filter(|_| outcome.status != PassStatus::SessionOver) else {
-            let implausible = CallProblem { call: "nvmlDeviceGetCount_v2", code: "implausible" };
-            let problem = outcome.problems.last().copied().unwrap_or(implausible);
+            let problem = outcome.problems.last().copied().unwrap_or(IMPLAUSIBLE_COUNT);
             let CallProblem { call, code } = problem;
             let reason = format!("the driver does not list its GPUs: {call} returned {code}");
             return Err(codes::failure(problem, reason, codes::SEE_NVIDIA_SMI));
@@ -179,21 +180,23 @@ impl DriverSession for NvmlSession {
         Ok(Box::new(NvmlReader::new(&self.library, gpu, index)?))
     }
 
-    fn layout_changed(&self) -> bool {
+    fn layout_changed(&self) -> Result<bool, CallProblem> {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let driver = inventory::driver_version(&mut caller);
         let known = self.driver_version.lock().clone();
         if driver.is_some() && driver != known {
-            return true;
+            return Ok(true);
         }
-        let Some(count) = inventory::count(&mut caller) else { return false };
+        let Some(count) = inventory::count(&mut caller) else {
+            return Err(caller.finish().problems.last().copied().unwrap_or(IMPLAUSIBLE_COUNT));
+        };
         let mut answers = self.list_queries.run(count, with_caller(&self.library, inventory::gpu_layout));
         let before = self.layout.lock();
         // A GPU that stops answering is handled by its reader; one that begins to answer is a change.
         let mut gpu_layout =
             |index| answers.remove(&index).and_then(|(layout, _)| layout).or_else(|| before.get(&index)?.clone());
         let now: NodeLayout = (0..count).map(|index| (index, gpu_layout(index))).collect();
-        now != *before
+        Ok(now != *before)
     }
 
     fn events(&self) -> Option<Box<dyn EventSource>> {

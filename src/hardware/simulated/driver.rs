@@ -275,8 +275,8 @@ impl DriverSession for SimulatedSession {
         Ok(Box::new(SimulatedReader::new(self.clone(), gpu)))
     }
 
-    fn layout_changed(&self) -> bool {
-        false
+    fn layout_changed(&self) -> Result<bool, CallProblem> {
+        Ok(false)
     }
 
     fn node_devices(&self) -> Option<NodeDevices> {

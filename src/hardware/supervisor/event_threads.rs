@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::domain::model::GpuUuid;
     use crate::hardware::messages::{ListedGpus, SupervisorMessage};
-    use crate::hardware::source::{EventSource, Failure, GpuReader};
+    use crate::hardware::source::{CallProblem, EventSource, Failure, GpuReader};
 
     /// A session whose wait for events begins with a message and hangs until there is an answer: whether it then panics.
     struct HangingSession {
@@ -134,7 +134,7 @@ mod tests {
             panic!("only its events are used")
         }
 
-        fn layout_changed(&self) -> bool {
+        fn layout_changed(&self) -> Result<bool, CallProblem> {
             panic!("only its events are used")
         }
 

@@ -230,7 +230,7 @@ mod tests {
     use crate::hardware::pci::Bus;
     use crate::hardware::settings::HardwareSettings;
     use crate::hardware::simulated::{SimulatedDriver, SimulatedProfile};
-    use crate::hardware::source::{Driver, DriverSession, GpuReader};
+    use crate::hardware::source::{CallProblem, Driver, DriverSession, GpuReader};
     use crate::hardware::worker::{Loading, spawn_driver_thread};
 
     /// A supervisor with an open session.
@@ -286,8 +286,8 @@ mod tests {
             panic!("it lists no GPU")
         }
 
-        fn layout_changed(&self) -> bool {
-            false
+        fn layout_changed(&self) -> Result<bool, CallProblem> {
+            Ok(false)
         }
     }
 
