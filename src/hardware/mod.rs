@@ -10,7 +10,7 @@
 //! | `driver` | `handle` | `worker`: opens, lists and closes the driver | yes | with `hardware` |
 //! | `gpu-…` | `enumerated_gpus`, one for each GPU | `worker`: reads the GPU | yes | with `hardware` |
 //! | `events` | `supervisor`, one for each session | `event_thread`: waits for XIDs | yes | with its session |
-//! | `query-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list | yes | with its answer |
+//! | `query-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list, or for events | yes | with its answer |
 //!
 //! A thread that is stuck in a call continues when the call returns, or ends then if the last column applies. After a panic,
 //! the thread of a GPU and that of events are started again; that of the driver, or the supervisor, ends the agent.

@@ -314,7 +314,7 @@ impl Supervisor {
         }
     }
 
-    /// Applies whether an opening or an inspection has read the list of the GPUs.
+    /// Applies whether an opening or an inspection has read the list of the GPUs, or found it unchanged.
     fn listed(&mut self, success: bool, now: Moment) {
         let last_success = if success { Some(now) } else { self.inventory_status.last_success };
         let duration = self.driver_call_since.map(|since| now.monotonic.since(since));
