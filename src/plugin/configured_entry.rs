@@ -141,13 +141,8 @@ impl ConfiguredEntry {
 
     /// Drops the vanished devices of each resource none of whose vanished devices is held, once it may be registered without them.
     /// Returns these resources.
-    pub fn drop_vanished(
-        &mut self,
-        hardware: &HardwareState,
-        kubelet: &KubeletState,
-        now: Monotonic,
-    ) -> Vec<ResourceName> {
-        if !self.may_begin(hardware, now) {
+    pub fn drop_vanished(&mut self, kubelet: &KubeletState, may_begin: bool) -> Vec<ResourceName> {
+        if !may_begin {
             return vec![];
         }
         let may_drop = |resource: &ResourceName, vanished: &mut Vanished| layout::may_drop(resource, vanished, kubelet);
@@ -158,6 +153,10 @@ impl ConfiguredEntry {
             tracing::info!(%resource, devices = vanished.len(), "no container holds the devices that the change of layout removed");
         }
         self.offers.retain(|offer| !offer.devices.is_empty());
+        if !dropped.is_empty() {
+            // There may be place for devices with which a list was too long.
+            self.made_of = None;
+        }
         dropped.into_keys().collect()
     }
 }
@@ -239,10 +238,14 @@ mod tests {
             collector: SourceStatus { success: true, ..SourceStatus::default() },
             ..test_data::kubelet([])
         };
-        assert_eq!(entry.drop_vanished(&partitioned, &kubelet, at(100)), []);
+        let drop = |entry: &mut ConfiguredEntry| entry.drop_vanished(&kubelet, entry.may_begin(&partitioned, at(100)));
+        assert_eq!(drop(&mut entry), []);
         assert_eq!(entry.offers.len(), 2);
         entry.apply_scan(scan(2));
-        assert_eq!(entry.drop_vanished(&partitioned, &kubelet, at(100)), ["nvidia.com/gpu".into()]);
+        update(&mut entry, &partitioned, 3);
+        assert_eq!(drop(&mut entry), ["nvidia.com/gpu".into()]);
+        let is_made = entry.update(&partitioned, &HealthState::default(), &HeldHardware::default(), at(4));
+        assert!(is_made, "there may be place for devices that the list was too long for");
     }
 
     #[test]

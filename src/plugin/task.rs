@@ -199,22 +199,22 @@ impl PluginTask {
         }
     }
 
-    /// Removes the entries that are no longer planned. Returns those that continue until the one that replaces them may begin: while
-    /// a host scan hangs, a resource would have no plugin.
+    /// Removes the entries that are no longer planned. Returns those that serve until the one that replaces them may begin: while a
+    /// host scan hangs, a resource would have no plugin.
     fn remove_unplanned(&mut self, may_begin: impl Fn(&ConfiguredEntry) -> bool) -> BTreeSet<u64> {
         let is_planned = |entry: &&ConfiguredEntry| self.planned.contains(&entry.config);
         let mut replaced_later = BTreeSet::new();
         for (number, entry) in self.entries.iter().filter(|(_, entry)| !is_planned(entry)) {
             let mut planned = self.entries.values().filter(is_planned);
             let replacement = planned.find(|other| other.config.replaces(&entry.config));
-            if replacement.is_some_and(|replacement| !may_begin(replacement)) {
+            let mut served = self.served.running.values().filter(|served| served.entry_number == *number).peekable();
+            if served.peek().is_some() && replacement.is_some_and(|replacement| !may_begin(replacement)) {
                 replaced_later.insert(*number);
                 continue;
             }
             let is_changed = replacement.is_some();
             let reason =
                 if is_changed { "its configuration was changed" } else { "it was removed from the configuration" };
-            let served = self.served.running.values().filter(|served| served.entry_number == *number);
             served.for_each(|served| served.end(reason));
         }
         let planned = &self.planned;
@@ -241,9 +241,9 @@ impl PluginTask {
         let replaced_later = self.remove_unplanned(|entry| holders_known && entry.may_begin(hardware, now));
         for (number, entry) in &mut self.entries {
             let is_made = entry.update(hardware, health, &held, now);
-            let may_begin = holders_known && entry.may_begin(hardware, now);
-            for resource in entry.drop_vanished(hardware, kubelet, now) {
-                // Only another registration may omit them: `offer::layout`.
+            let may_begin = holders_known && !replaced_later.contains(number) && entry.may_begin(hardware, now);
+            // Only another registration may omit them: `offer::layout`.
+            for resource in entry.drop_vanished(kubelet, may_begin) {
                 if let Some(served) = self.served.running.get(&resource).filter(|served| served.entry_number == *number)
                 {
                     served.end("the layout of its GPUs was changed");
@@ -267,7 +267,7 @@ impl PluginTask {
                          of the other are not offered: give one of them another name",
                         offer.resource
                     ))),
-                    None if may_begin && !replaced_later.contains(number) => {
+                    None if may_begin => {
                         self.served.begin(*number, &entry.config, offer.clone(), Arc::clone(&facts));
                     }
                     None => {}
