@@ -25,8 +25,8 @@ pub(super) static GROUP: LazyLock<Group> = LazyLock::new(|| Group {
             .source("NVML field 230")
             .by("action", devices, |readings| {
                 // An unknown number is no state.
-                let wanted = recovery_action(slow(readings)?.recovery_action?)?;
-                Some(RECOVERY_ACTIONS.map(|action| (action, Some(action == wanted))))
+                let recommended = recovery_action(slow(readings)?.recovery_action?)?;
+                Some(RECOVERY_ACTIONS.map(|action| (action, Some(action == recommended))))
             }),
         counter("podmeter_xid_errors_total").help("XIDs by class.").source("NVML events").by_key(
             "class",
